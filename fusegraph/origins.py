@@ -45,6 +45,11 @@ class Origin:
         return ".".join(part for part in parts if part not in ("_modules", "modules"))
 
     @property
+    def op(self) -> str:
+        """The operator's short name: ``relu`` of ``aten.relu_.default``."""
+        return self.what.removeprefix("aten.").partition(".")[0].strip("_")
+
+    @property
     def place(self) -> str:
         """The innermost line that is not torch's own: ``model.py:12: y = f(x)``."""
         frames = [frame for frame in _FRAME.findall(self.trace) if not _PACKAGES.search(frame[0])]

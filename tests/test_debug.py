@@ -24,7 +24,7 @@ from fusegraph.passes import pipeline
 from fusegraph.passes.pipeline import Pass, When
 from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
 from fusegraph.report import walk
-from fusegraph.report.check import random_inputs
+from fusegraph.report.check import check, laid_out, random_inputs
 from fusegraph.report.debug import Setup, first_not_finite, first_wrong
 from fusegraph.report.parts import builder_code, part, restored, saved_arrays
 from fusegraph.report.reduce import fewest, reduced
@@ -288,13 +288,18 @@ def _rebuilt(graph: Graph, arrays: dict[str, np.ndarray]) -> Graph:
     return scope["graph"]
 
 
+def _bytes_of(graph: Graph, inputs: dict[str, np.ndarray]) -> list[bytes]:
+    """Returns what inputs and results hold after a call, which may change copies of the former."""
+    state = {t.name: laid_out(inputs[t.name].copy(), t) for t in graph.inputs}
+    found = graph.compile("reference")(**state)
+    return [v.tobytes() for v in (*state.values(), *(found if isinstance(found, tuple) else (found,)))]
+
+
 def test_code_builds_the_same_graph() -> None:
-    """Random graphs, but for those with assignments, which are written otherwise."""
-    written = 0
+    """Random graphs, with assignments to whole inputs, to slices, at positions and by an index."""
+    updated = 0
     for seed in range(60):
         graph = seeded(seed).build()
-        if graph.updates:
-            continue
         inputs = random_inputs(graph)
         arrays = saved_arrays(graph, inputs)
         assert all(a.dtype.kind in "fiub" for a in arrays.values())
@@ -302,11 +307,70 @@ def test_code_builds_the_same_graph() -> None:
         assert builder_code(again) == builder_code(graph)
         given = {t.name: restored(arrays, t) for t in again.inputs}
         assert all(given[name].tobytes() == np.ascontiguousarray(x).tobytes() for name, x in inputs.items())
-        results = [g.compile("reference")(*given.values()) for g in (graph, again)]
-        results = [r if isinstance(r, tuple) else (r,) for r in results]
-        assert all(a.tobytes() == b.tobytes() for a, b in zip(*results))
-        written += 1
-    assert written > 40
+        assert _bytes_of(graph, given) == _bytes_of(again, given)
+        assert [t.name for t in again.updates] == [t.name for t in graph.updates]
+        updated += len(graph.updates)
+    assert updated > 10
+
+
+def test_code_of_assignments() -> None:
+    graph = fg.Graph("state")
+    x, y, z = (graph.tensor(name, (4, 6, 5)) for name in "xyz")
+    row, at = graph.tensor("row", (6, 5)), graph.tensor("at", (3,), "int32")
+    first = graph.assign(x[1], row, name="first")
+    graph.assign(x[:, 4:0:-2, 1:2], graph.exp(first[:, :2, :1], name="e"), name="second")
+    graph.assign(graph.gather(y, at, axis=1)[::3], 2.0, name="third")
+    graph.output(graph.assign(z, x + y, name="whole"))
+    graph.output(graph.relu(first))
+    arrays = saved_arrays(graph, random_inputs(graph))
+    again = _rebuilt(graph, arrays)
+    code = builder_code(graph)
+    assert builder_code(again) == code
+    assert "first = graph.assign(x[1:2, :, :]," in code
+    assert "graph.assign(first[:, 2:5:2, 1:2]," in code
+    assert "third = graph.assign(graph.gather(y, at, axis=1)[0:4:3, :, :]," in code
+    assert "whole = graph.assign(z, " in code
+    given = {t.name: restored(arrays, t) for t in again.inputs}
+    assert _bytes_of(graph, given) == _bytes_of(again, given)
+
+
+@pytest.mark.parametrize("where", ["slice", "index"])
+def test_a_wrong_assignment_has_a_reproducer(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "step.py"
+    target = {"slice": "keys[:, 3:7]", "index": "fg.Graph.gather(graph, keys, at, axis=1)"}[where]
+    file.write_text(
+        "import fusegraph as fg\n\ngraph = fg.Graph('step')\n"
+        "keys, at = graph.tensor('keys', (2, 8, 16)), graph.tensor('at', (4,), 'int32')\n"
+        "row = graph.softmax(graph.tensor('row', (2, 4, 16)), axis=-1, name='soft')\n"
+        f"new = graph.assign({target}, graph.tanh(row, name='value'), name='new')\n"
+        "graph.output(graph.reduction(new, mode='max', axes=1), name='y')\n"
+    )
+    options = [str(file), "--engine", "cpu", "--out", str(tmp_path / "out"), "--json"]
+    assert main(["debug", *options]) == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        broken(patch, factor="1.1f")
+        for command in (["debug"], ["reduce"]):
+            assert main([*command, *options]) == 1
+            (entry,) = json.loads(capsys.readouterr().out)["graphs"]
+            with pytest.raises(SystemExit, match="1"):
+                runpy.run_path(entry["reproducer"], run_name="__main__")
+            capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(entry["reproducer"], run_name="__main__")
+
+
+def test_graphs_that_assign_are_reduced() -> None:
+    graph = fg.Graph("step")
+    keys, row = graph.tensor("keys", (4, 16, 8)), graph.tensor("row", (4, 8))
+    new = graph.assign(keys[:, 5], graph.exp(graph.relu(row, name="r"), name="e"), name="new")
+    graph.output(graph.reduction(new, mode="max", axes=1), name="y")
+    found = reduced(graph, random_inputs(graph), lambda made, given: any(n.op.name == "assign" for n in made.nodes))
+    assert [n.name for n in found.graph.nodes] == ["new"]
+    assert [t.name for t in found.graph.updates] == ["new"]
+    assert check(found.graph, inputs=found.inputs).ok
 
 
 def test_parts_of_a_graph() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +17,16 @@ from driver_double import library, log, run_double
 import fusegraph as fg
 from codegen.target import target
 from fusegraph.cli import main
+from fusegraph.engines.owners import labels
+from fusegraph.errors import FusegraphError, ToolchainError
 from fusegraph.lowering.base import Options
+from fusegraph.origins import Origin, written_for
 from fusegraph.plan import plan
 from fusegraph.report.check import random_inputs
 from fusegraph.report.limits import limit_of
-from fusegraph.report.profile import KernelTime, Profile, estimated
+from fusegraph.report.profile import KernelTime, Profile, described, estimated
 from fusegraph.report.profile_gpu import matched, measured
-from fusegraph.runtime import driver, timing
+from fusegraph.runtime import driver, nvtx, timing
 
 H200 = target("h200")
 
@@ -120,13 +125,13 @@ def test_a_profile_is_sorted_and_made_of_plain_text(tmp_path: Path) -> None:
 
 
 def test_kernels_that_ran_are_matched_with_those_planned() -> None:
-    kernels = _planned(mlp()).kernels
-    planned = [("mlp", n, k) for n, k in enumerate((*kernels, *kernels), 1)]
+    kernels = described(_planned(mlp()), H200)
+    planned = [replace(k, number=n) for n, k in enumerate((*kernels, *kernels), 1)]
     events = [("other", 5.0, 1.0), *((k.name, 10.0 + n, 0.5) for n, k in enumerate(kernels)), ("copy", 30.0, 1.0)]
-    found = matched(events, planned, H200)
+    found = matched(events, planned)
     assert [k.number for k in found] == [0, *range(1, len(kernels) + 1), 0]
     assert [k.start_us for k in found][:2] == [0.0, 5.0]
-    assert found[1].nodes == tuple(n.name for n in kernels[0].group.nodes)
+    assert found[1].nodes == kernels[0].nodes == ("up", "act")
 
 
 def double_profile() -> None:
@@ -158,6 +163,80 @@ def double_profile() -> None:
 
 def test_measurements_against_a_double_of_the_driver() -> None:
     run_double("test_profile", "double_profile")
+
+
+def double_ranges() -> None:
+    """Calls graphs of several kernels again and again, with and without a tool that is told of ranges."""
+    timing.FLUSH_BYTES = 256  # the double's memory is the host's
+    open_ranges, told = [], []
+
+    @contextlib.contextmanager
+    def annotate(name: str, domain: str):
+        told.append(" > ".join([*open_ranges, name]))
+        open_ranges.append(name)
+        yield
+        open_ranges.pop()
+
+    nvtx = types.ModuleType("nvtx")
+    nvtx.annotate = annotate
+    sys.modules["nvtx"], sys.modules["torch"] = nvtx, None
+    graph = fg.Graph("chain")
+    x = graph.tensor("x", (64, 64))
+    for n in range(5):
+        x = graph.softmax(graph.matmul(x, x, name=f"product{n}"), name=f"soft{n}")
+    graph.output(x)
+    array = fg.to_device(np.ones((64, 64), np.float32))
+    plain = graph.compile("cuda")
+    plain(array)
+    os.environ["NVTX_INJECTION64_PATH"] = "/a/tool.so"
+    plain(array)
+    assert told == []  # what is loaded before has none
+    shown = graph.compile("cuda")
+    nodes = {name for known in described(shown.plan, H200) for name in known.nodes}
+    assert nodes == {f"{name}{n}" for n in range(5) for name in ("product", "soft")}
+    lib = library()
+    for _ in range(6):
+        told.clear()
+        shown(array)
+        assert told[0] == "chain"
+        assert set(", ".join(line.removeprefix("chain > ") for line in told[1:]).split(", ")) == nodes
+        assert len(told) == 1 + len(shown.plan.kernels) > 4
+    assert sum(line.startswith("launch") for line in log(lib)) == 6 * len(shown.plan.kernels)
+    with fg.profile():
+        shown(array)
+    assert f"fusegraph.profile > chain > {told[-1].rpartition(' > ')[2]}" in told
+
+
+def test_ranges_of_kernels_against_a_double_of_the_driver() -> None:
+    run_double("test_profile", "double_ranges")
+
+
+def test_what_the_environment_says_of_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", types.ModuleType("nvtx"))
+    for tool, asked, wanted in (("", "", False), ("t.so", "", True), ("t.so", "0", False), ("", "1", True)):
+        monkeypatch.setenv("NVTX_INJECTION64_PATH", tool)
+        monkeypatch.setenv("FUSEGRAPH_NVTX", asked)
+        assert nvtx.wanted() is wanted
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    graph = mlp(8)
+    with pytest.raises(ToolchainError, match=r"FUSEGRAPH_NVTX=1 needs the package nvtx"):
+        graph.compile("cpu")
+    monkeypatch.setenv("FUSEGRAPH_NVTX", "yes")
+    with pytest.raises(FusegraphError, match="FUSEGRAPH_NVTX is 'yes'"):
+        graph.compile("cpu")
+    monkeypatch.setenv("FUSEGRAPH_NVTX", "")
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "t.so")
+    assert not nvtx.wanted()
+
+
+def test_nodes_of_models_are_named_by_module() -> None:
+    graph = fg.Graph("net")
+    x = graph.tensor("x", (4, 8))
+    with written_for(lambda: Origin("L['self'].layers[1].act", "relu_1", "aten.relu_.default")):
+        x = graph.relu(x)
+    graph.output(graph.exp(x, name="last"))
+    (names,) = labels(_planned(graph))
+    assert names == ("layers.1.act relu", "last")
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from fusegraph.plan import plan
 from fusegraph.report.page.alike import Repeat, repeats
 from fusegraph.report.page.differences import differences
 from fusegraph.report.page.facts import facts_of
-from fusegraph.report.page.file import load, save
+from fusegraph.report.page.file import load, save, write
 from fusegraph.report.page.placing import GAP, LAYER_GAP, WIDTH, placed
 from fusegraph.report.page.times import with_times
 
@@ -169,6 +169,32 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_page_without_registers(tmp_path, monkeypatch):
+    def refuse(*arguments, **more):
+        raise ToolchainError("no NVRTC here")
+
+    monkeypatch.setattr("fusegraph.report.page.compiled.nvrtc.compile_kernels", refuse)
+    graph = Graph("small")
+    graph.output(graph.relu(graph.tensor("x", (4, 4))))
+    made = plan(graph, Options(target=target("h200")))
+    with pytest.warns(UserWarning, match="no registers of kernels: no NVRTC here"):
+        page = write([made], target("h200"), tmp_path / "page.json", title="small")
+    (source,) = load(page)["sources"]
+    assert "registers" not in source
+
+
+@pytest.mark.slow
+def test_what_torch_has_compiled_for_the_cpu_has_registers(tmp_path):
+    torch = pytest.importorskip("torch")
+    import fusegraph.torch
+
+    fusegraph.torch.report(clear=True)
+    run = torch.compile(lambda x: torch.relu(x) + 1, backend="fusegraph")
+    run(torch.zeros(64))
+    page = fusegraph.torch.report(clear=True).save(tmp_path / "page.json")
+    assert all(source["registers"] > 0 for source in load(page)["sources"])
+
+
 def test_differences_of_two_targets():
     graph = block()
     same = differences(facts(graph), facts(graph), "a", "b")
@@ -182,7 +208,9 @@ def test_differences_of_two_targets():
 def test_the_command_writes_pages_and_compares_them(tmp_path, capsys):
     first, second = str(tmp_path / "first.html"), str(tmp_path / "second.json")
     assert main(["report", EXAMPLE, "-o", first, "--target", "h200"]) == 0
-    assert main(["report", EXAMPLE, "-o", second, "--target", "h200", "--no-fusion", "--json"]) == 0
+    assert main(["report", EXAMPLE, "-o", second, "--target", "h200", "--no-fusion", "--no-compile", "--json"]) == 0
+    assert [0 < source["registers"] <= 255 for source in load(first)["sources"]] == [True, True]
+    assert all("registers" not in source for source in load(second)["sources"])
     items = {item["name"]: item for item in load(first)["graphs"][0]["items"]}
     assert items["conv1"]["place"].startswith("conv_bias_relu.py:")
     capsys.readouterr()
@@ -227,6 +255,7 @@ def test_modules_of_torch_and_lines_of_a_model(tmp_path):
 
     page = fusegraph.torch.explain(Net().eval(), torch.zeros(8, 16), target="h200").save(tmp_path / "net.html")
     (graph, *_) = load(page)["graphs"]
+    assert all(source["registers"] > 0 for source in load(page)["sources"])
     items = {item["scope"] or item["name"]: item for item in graph["items"]}
     assert items["layers.1"]["op"] == "gelu"
     assert items["layers.1"]["place"].endswith("return x + self.layers(x)")
@@ -246,5 +275,7 @@ def test_nodes_of_onnx(tmp_path):
     ]
     proto = onnx.helper.make_graph(nodes, "net", [value("x", *shape)], [value("y", *shape)])
     model = fusegraph.onnx.from_proto(onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", 20)]))
-    (graph,) = load(model.report(tmp_path / "net.json", target="h200"))["graphs"]
+    data = load(model.report(tmp_path / "net.json", target="h200"))
+    assert all(source["registers"] > 0 for source in data["sources"])
+    (graph,) = data["graphs"]
     assert [(item["scope"], item["op"]) for item in graph["items"]] == [("layer1.0.act", "Relu"), ("layer1.0", "Add")]

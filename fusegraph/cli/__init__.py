@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fusegraph.cli.console import guarded
+from fusegraph.cli.console import doing, guarded
 from fusegraph.cli.options import (
     Against,
     Autotune,
@@ -193,7 +193,9 @@ def report_command(
         str | None,
         typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
     ] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Compile the kernels, to show their registers.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the kernels, to show their registers.")
+    ] = True,
     profile: Annotated[
         str | None, typer.Option(metavar="FILE.json", help="Times of kernels to show instead of estimates.")
     ] = None,
@@ -423,6 +425,7 @@ def bench_command(
     ] = False,
 ) -> int:
     """Time workloads on a GPU beside libraries, against the time of a device copy."""
+    doing(f"timing {file or suite or 'board'}")
     if suite == "sweep":
         from fusegraph.cli.sweep import sweep
 

@@ -15,7 +15,7 @@ from fusegraph.bench import plot, results
 from fusegraph.bench.measure import PEERS, Bench
 from fusegraph.bench.results import Row
 from fusegraph.bench.workload import AnyWorkload, GraphWorkload
-from fusegraph.cli.console import NOT_OK, note, say
+from fusegraph.cli.console import NOT_OK, doing, note, progress, say
 from fusegraph.cli.suites import check_gpu, facts, pattern
 from fusegraph.errors import FusegraphError
 from fusegraph.loader import load_graphs
@@ -142,15 +142,19 @@ def _measure(workloads: Sequence[AnyWorkload], peers: Sequence[str], measuring: 
     for row in book.rows:
         _print(_cells(row), width)
     earlier = {row.workload for row in book.rows}
+    step = progress(len(workloads))
     for workload in workloads:
         if workload.name not in earlier:
+            step(workload.name)
             for row in _rows(workload, peers, measuring):
                 book.rows.append(row)
                 if not book.whole:
                     book.save(complete=False)
                 _print(_cells(row), width)
+                step(f"{workload.name}: {row.engine} is measured")
             if book.whole:
                 book.save(complete=False)
+        step(workload.name, advance=1)
     book.save(complete=True)
     ran = {row.workload for row in book.rows if row.engine == "cuda" and row.median_us is not None}
     return [w.name for w in workloads if w.name not in ran]
@@ -180,6 +184,7 @@ def _cells(row: Row) -> list[str]:
 def _workloads(file: str | None, suite: str | None) -> list[AnyWorkload]:
     if file is not None:
         names = artifacts.UniqueNames()
+        doing(f"reading {file}")
         return [GraphWorkload(graph, names.unique(graph.name)) for graph in load_graphs(file, known=True)]
     from fusegraph.bench.workloads import SUITES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusegraph.cli.console import NOT_OK, note, print_json, print_table, progress, say
+from fusegraph.cli.console import NOT_OK, doing, note, print_json, print_table, progress, say
 from fusegraph.errors import FusegraphError
 from fusegraph.loader import load_graphs
 from fusegraph.report.compare import ENGINES, Comparison, EngineResult, compare_engines, plain
@@ -39,23 +39,24 @@ def compare_file(
                          rel`` (of finite elements), ``unequal`` (number of elements).
     """
     names = chosen(engines)
+    doing(f"reading {file}")
     graphs = load_graphs(file, dims, known=True)
     comparisons = []
-    with progress(len(graphs) * len(names)) as step:
-        for graph in graphs:
-            for_one = _Steps(step, graph.name)
-            comparisons.append(
-                compare_engines(
-                    graph,
-                    names,
-                    seed=seed,
-                    strict=strict,
-                    partition=partition,
-                    autotune=autotune,
-                    progress=for_one,
-                )
+    step = progress(len(graphs) * len(names))
+    for graph in graphs:
+        for_one = _Steps(step, graph.name)
+        comparisons.append(
+            compare_engines(
+                graph,
+                names,
+                seed=seed,
+                strict=strict,
+                partition=partition,
+                autotune=autotune,
+                progress=for_one,
             )
-            for_one.done()
+        )
+        for_one.done()
     if as_json:
         print_json({"graphs": [plain(c) for c in comparisons]})
     else:

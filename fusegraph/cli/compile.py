@@ -12,7 +12,7 @@ from typing import Any
 import fusegraph
 from codegen.spec import KernelSource
 from codegen.target import PORTABLE, Target
-from fusegraph.cli.console import check_autotune, note, print_json, print_table, progress, say
+from fusegraph.cli.console import check_autotune, doing, note, print_json, print_table, progress, say
 from fusegraph.engines.cuda import CudaExecutable, nvrtc_options
 from fusegraph.engines.environment import check_environment
 from fusegraph.errors import FusegraphError, GraphError
@@ -99,6 +99,7 @@ def compile_file(
         raise FusegraphError(f"--target {targets[0]} is for engine cuda; engine {engine} runs on this machine's CPU")
     check_autotune(engine, autotune)
     check_environment()
+    doing(f"reading {file}")
     graphs = load_graphs(file, dims)
     chosen: list[str | None] = list(_targets(targets)) if engine == "cuda" else [None]
     folder = artifacts.prepare(Path(out))
@@ -111,11 +112,11 @@ def compile_file(
     for job in jobs:
         artifacts.check_replaceable(job.folder)
     entries = []
-    with progress(len(jobs)) as step:
-        for job in jobs:
-            step(job.title)
-            entries.append((_compile_sized if varies(job.graph) else _MAKERS[engine])(job, step))
-            step(job.title, advance=1)
+    step = progress(len(jobs))
+    for job in jobs:
+        step(job.title)
+        entries.append((_compile_sized if varies(job.graph) else _MAKERS[engine])(job, step))
+        step(job.title, advance=1)
     if as_json:
         print_json({"graphs": [_json_entry(entry) for entry in entries]})
     else:

@@ -10,10 +10,12 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, ParamSpec
@@ -47,7 +49,8 @@ def _guard(body: Callable[[], int], *, as_json: bool) -> int:
     try:
         with _interrupts() as interrupts:
             try:
-                with _own_warnings_as_notes():
+                with _own_warnings_as_notes(), _line.of_command():
+                    _start()
                     status = body()
             except Exception as error:
                 if interrupts:
@@ -67,6 +70,12 @@ def _guard(body: Callable[[], int], *, as_json: bool) -> int:
     except KeyboardInterrupt:
         note("interrupted")
         return INTERRUPTED
+
+
+def _start() -> None:
+    """Imports most of what commands need, which takes long enough to be told."""
+    doing("starting")
+    import_module("fusegraph.engines")
 
 
 @contextlib.contextmanager
@@ -145,6 +154,7 @@ def printable(text: str) -> str:
 
 def say(text: str = "") -> None:
     """Prints a line of the result on stdout."""
+    _line.hide()
     print(printable(text))
 
 
@@ -157,11 +167,13 @@ def note(text: str) -> None:
 def print_json(value: Any) -> None:
     from fusegraph.report.artifacts import json_text
 
+    _line.hide()
     sys.stdout.write(json_text(value))
 
 
 def columns() -> int:
     """Returns the width of text on stdout: the terminal's, at most 120; 80 if it is not a terminal."""
+    _line.hide()
     return min(shutil.get_terminal_size((80, 24)).columns, 120) if sys.stdout.isatty() else 80
 
 
@@ -173,6 +185,7 @@ def print_table(
 
     from fusegraph.report.explain import wrapped
 
+    _line.hide()
     shown = [[printable(cell) for cell in row] for row in (headings, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*shown)]
     for number, row in enumerate(shown):
@@ -185,27 +198,85 @@ def print_table(
             say("\n".join(wrapped(details[number - 1], columns(), "    ", "      ")))
 
 
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[..., None]]:
-    """Shows a progress bar of ``total`` steps on stderr, if that is a terminal.
+# --- progress
 
-    Gives a function ``step(text, advance=0)``: what is being done, and how many more steps are done.
+
+class _Line:
+    """What a command is doing: the last line of stderr if that is a terminal, gone before results are printed."""
+
+    def __init__(self) -> None:
+        self._bars: Any = None
+        self._total: int | None = None
+        self._began = 0.0
+
+    @contextlib.contextmanager
+    def of_command(self) -> Iterator[None]:
+        """Counts the time from here on, and leaves nothing behind at the end of the block."""
+        self._began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.hide()
+
+    def show(self, text: str, total: int | None, done: int = 0) -> None:
+        """Shows a text, and how many of ``total`` steps are done unless that is None."""
+        if self._bars is not None and self._total != total:
+            self.hide()
+        if self._bars is None and not _is_terminal(sys.stderr):
+            return
+        if self._bars is None:
+            self._start(printable(text), total)
+        self._bars.update(self._bars.task_ids[0], description=printable(text), completed=done)
+
+    def _start(self, described: str, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
+
+        text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+        counted = () if total is None else (BarColumn(), MofNCompleteColumn())
+        self._total = total
+        self._bars = Progress(
+            *(SpinnerColumn(), text, *counted, TimeElapsedColumn()),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=_is_terminal(sys.stdout),
+        )
+        self._bars.add_task(described, total=total)
+        self._bars.tasks[0].start_time = self._began
+        self._bars.start()
+
+    def hide(self) -> None:
+        """Takes the line away, until there is something else to show."""
+        if self._bars is not None:
+            bars, self._bars = self._bars, None
+            for stream in (sys.stdout, sys.stderr):
+                if hasattr(stream, "rich_proxied_file"):
+                    stream.flush()  # what has no line break yet
+            bars.stop()
+
+
+_line = _Line()
+
+
+def doing(text: str) -> None:
+    """Shows what is being done on stderr, if that is a terminal, until something else is or results are printed."""
+    _line.show(text, None)
+
+
+def progress(total: int) -> Callable[..., None]:
+    """Returns a function that shows a progress bar of ``total`` steps on stderr, as `doing`.
+
+    ``step(text, advance=0)`` tells it what is being done, and how many more steps are done.
     """
-    if not _is_terminal(sys.stderr):
-        yield lambda text, advance=0: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    done = 0
 
-    text_column = TextColumn("{task.description}", markup=False)
-    parts = (SpinnerColumn(), text_column, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*parts, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=total)
+    def step(text: str, advance: int = 0) -> None:
+        nonlocal done
+        done += advance
+        _line.show(text, total, done)
 
-        def step(text: str, advance: int = 0) -> None:
-            bars.update(task, description=printable(text), advance=advance)
-
-        yield step
+    return step
 
 
 def _is_terminal(stream: IO[str]) -> bool:

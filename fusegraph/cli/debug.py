@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fusegraph.cli.console import NOT_OK, note, print_json, progress, say
+from fusegraph.cli.console import NOT_OK, doing, note, print_json, progress, say
 from fusegraph.errors import NotSupportedError
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs, onnx_file
@@ -46,20 +46,21 @@ def debug_file(
     check_engine(setup.engine)
     entries = []
     parent, names = artifacts.prepare(Path(out)), artifacts.UniqueNames()
+    doing(f"reading {file}")
     graphs = load_graphs(file, dims, known=True)
-    with progress(len(graphs)) as step:
-        for graph in graphs:
-            tell = partial(_tell, step, graph.name)
-            given = _given(graph, seed, inputs)
-            if nan:
-                finding = first_not_finite(graph, given, setup, progress=tell)
-            elif against == "onnx":
-                finding = _unlike_model(file, graph, given)
-            else:
-                finding = first_wrong(graph, given, setup, against=against, progress=tell)
-            folder = parent / names.unique(graph.name)
-            entries.append(_entry(graph, finding, setup, folder, tell if reduce else None))
-            step(graph.name, advance=1)
+    step = progress(len(graphs))
+    for graph in graphs:
+        tell = partial(_tell, step, graph.name)
+        given = _given(graph, seed, inputs)
+        if nan:
+            finding = first_not_finite(graph, given, setup, progress=tell)
+        elif against == "onnx":
+            finding = _unlike_model(file, graph, given)
+        else:
+            finding = first_wrong(graph, given, setup, against=against, progress=tell)
+        folder = parent / names.unique(graph.name)
+        entries.append(_entry(graph, finding, setup, folder, tell if reduce else None))
+        step(graph.name, advance=1)
     if as_json:
         print_json({"graphs": entries})
     else:
@@ -96,13 +97,14 @@ def reduce_file(
     check_engine(setup.engine)
     parent, names = artifacts.prepare(Path(out)), artifacts.UniqueNames()
     entries = []
+    doing(f"reading {file}")
     graphs = load_graphs(file, dims, known=True)
-    with progress(len(graphs)) as step:
-        for graph in graphs:
-            tell = partial(_tell, step, graph.name)
-            given = _given(graph, seed, inputs)
-            entries.append(_smallest(graph, given, setup, parent / names.unique(graph.name), tell))
-            step(graph.name, advance=1)
+    step = progress(len(graphs))
+    for graph in graphs:
+        tell = partial(_tell, step, graph.name)
+        given = _given(graph, seed, inputs)
+        entries.append(_smallest(graph, given, setup, parent / names.unique(graph.name), tell))
+        step(graph.name, advance=1)
     if as_json:
         print_json({"graphs": entries})
     for entry in [] if as_json else entries:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fusegraph.cli.console import NOT_OK, columns, print_json, say
+from fusegraph.cli.console import NOT_OK, columns, doing, print_json, say
 from fusegraph.report.doctor import Diagnosis, Finding, diagnose
 from fusegraph.report.explain import wrapped
 
 
 def examine(*, as_json: bool) -> int:
     """Prints the diagnosis; returns 1 if kernels can be neither compiled nor run, else 0."""
-    diagnosis = diagnose()
+    diagnosis = diagnose(lambda name: doing(f"looking for {name}"))
     if as_json:
         print_json(diagnosis.plain())
     else:

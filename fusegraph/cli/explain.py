@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusegraph.cli.console import columns, print_json, progress, say
+from fusegraph.cli.console import columns, doing, print_json, progress, say
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.cuda import nvrtc_options
 from fusegraph.engines.environment import check_environment
@@ -51,16 +51,17 @@ def explain_file(
     planned = planner(fusion, how.first)
     if fusion and how.device_name is not None:
         planned = settling(planned, None, default_cache(), how.device_name)
+    doing(f"reading {file}")
     graphs = load_graphs(file, dims, known=passes or dump is not None)
     varying, plans, sized = [graph for graph in graphs if varies(graph)], [], []
-    with progress(len(varying or graphs)) as step:
-        for graph in varying or graphs:
-            step(f"{graph.name}: planning")
-            if varying:
-                sized.append(ranges_of(graph, options, fusion))
-            else:
-                plans.append(planned(graph, options))
-            step(graph.name, advance=1)
+    step = progress(len(varying or graphs))
+    for graph in varying or graphs:
+        step(f"{graph.name}: planning")
+        if varying:
+            sized.append(ranges_of(graph, options, fusion))
+        else:
+            plans.append(planned(graph, options))
+        step(graph.name, advance=1)
     if sized:
         return _explain_sized(file, sized, kernel, as_json)
     if dump is not None:

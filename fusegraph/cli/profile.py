@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import fusegraph
-from fusegraph.cli.console import print_json, print_table, progress, say
+from fusegraph.cli.console import doing, print_json, print_table, progress, say
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
@@ -38,13 +38,14 @@ def profile_file(
     and ``kernels[]``, those of all graphs.
     """
     path = artifacts.prepare_file(Path(trace)) if trace is not None else None
+    doing(f"reading {file}")
     graphs = load_graphs(file, dims, known=True)
     found: list[tuple[str, Profile]] = []
-    with progress(len(graphs)) as step:
-        for graph in graphs:
-            step(f"{graph.name}: profiling")
-            found.append((graph.name, _profiled(graph, repeats, seed, strict, fusion, target)))
-            step(graph.name, advance=1)
+    step = progress(len(graphs))
+    for graph in graphs:
+        step(f"{graph.name}: profiling")
+        found.append((graph.name, _profiled(graph, repeats, seed, strict, fusion, target)))
+        step(graph.name, advance=1)
     if path is not None:
         artifacts.write_file(path, _joined([one for _, one in found]).trace())
     if as_json:

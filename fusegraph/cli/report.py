@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusegraph.cli.console import columns, note, print_json, progress, say
+from fusegraph.cli.console import columns, doing, note, print_json, progress, say
 from fusegraph.engines.autotune import choosers
 from fusegraph.engines.cuda import nvrtc_options
 from fusegraph.engines.environment import check_environment
@@ -16,11 +16,9 @@ from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
 from fusegraph.origins import calling_line, written_for
-from fusegraph.plan import Plan
 from fusegraph.report.explain import count_text
 from fusegraph.report.page.differences import differences, differences_text
 from fusegraph.report.page.file import load, save, write
-from fusegraph.runtime import nvrtc
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.targets import named, present
 
@@ -33,7 +31,7 @@ def report_file(
     target: str | None = None,
     strict: bool = False,
     fusion: bool = True,
-    compiled: bool = False,
+    compiled: bool = True,
     profile: str | None = None,
     as_json: bool = False,
 ) -> int:
@@ -49,16 +47,26 @@ def report_file(
     if fusion and how.device_name is not None:
         planned = settling(planned, None, default_cache(), how.device_name)
     with written_for(calling_line):
+        doing(f"reading {file}")
         graphs = load_graphs(file, dims, known=True)
-    with progress(len(graphs)) as step:
-        plans = []
-        for graph in graphs:
-            step(graph.name)
-            plans.append(planned(graph, options))
-            step(graph.name, advance=1)
-    known = _compiled(plans, options) if compiled else {}
+    step = progress(len(graphs))
+    plans = []
+    for graph in graphs:
+        step(graph.name)
+        plans.append(planned(graph, options))
+        step(graph.name, advance=1)
     title = graphs[0].name if len(graphs) == 1 else Path(file.partition(":")[0]).name
-    written = write(plans, options.target, out, title=title, compiled=known, profile=profile, fusion=fusion)
+    doing(f"writing {out}")
+    written = write(
+        plans,
+        options.target,
+        out,
+        title=title,
+        compiled=compiled,
+        profile=profile,
+        fusion=fusion,
+        told=_Compiling(out),
+    )
     if as_json:
         print_json({"report": str(written), "bytes": written.stat().st_size})
     else:
@@ -67,29 +75,24 @@ def report_file(
     return 0
 
 
-def _compiled(plans: Sequence[Plan], options: Options) -> Mapping[str, Mapping[str, Any]]:
-    """Compiles every kernel; returns what is known of each, by its code."""
-    sources = list({k.source.code: k.source for plan in plans for k in plan.every_kernel}.values())
-    with progress(len(sources)) as step:
-        made = nvrtc.compile_kernels(
-            sources,
-            options.target.arch.name,
-            cache=default_cache(),
-            options=nvrtc_options(options),
-            progress=lambda source, _: step(source.name, advance=1),
-        )
-    return {
-        source.code: {
-            "registers": kernel.registers,
-            "spill_bytes": kernel.spill_bytes,
-            "shared_bytes": kernel.shared_bytes + source.dynamic_shared_bytes,
-        }
-        for source, kernel in zip(sources, made)
-    }
+class _Compiling:
+    """Shows which kernel has been compiled, and after the last that the page is written."""
+
+    def __init__(self, out: str) -> None:
+        self._out, self._done = out, 0
+        self._step: Callable[..., None] | None = None
+
+    def __call__(self, name: str, count: int) -> None:
+        self._step = self._step or progress(count)
+        self._step(f"compiled {name}", advance=1)
+        self._done += 1
+        if self._done == count:
+            doing(f"writing {self._out}")
 
 
 def compare_reports(before: str, after: str, *, out: str | None, as_json: bool = False) -> int:
     """Prints how two reports differ, and writes the page of the second one with that in front; returns 0."""
+    doing(f"reading {before} and {after}")
     old, new = load(before), load(after)
     found = differences(old, new, before, after)
     if as_json:

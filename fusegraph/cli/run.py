@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import fusegraph
-from fusegraph.cli.console import NOT_OK, check_autotune, note, print_json, print_table, progress, say
+from fusegraph.cli.console import NOT_OK, check_autotune, doing, note, print_json, print_table, progress, say
 from fusegraph.engines import default_engine
 from fusegraph.engines.arguments import with_own_memory
 from fusegraph.engines.base import Executable
@@ -49,6 +49,7 @@ def run_file(
     """
     engine = engine or default_engine()
     check_autotune(engine, autotune)
+    doing(f"reading {file}")
     graphs = load_graphs(file, dims, known=out is not None)
     folders: list[Path | None] = [None] * len(graphs)
     if out is not None:
@@ -58,21 +59,21 @@ def run_file(
             assert folder is not None
             artifacts.check_replaceable(folder)
     entries = []
-    with progress(len(graphs)) as step:
-        for graph, folder in zip(graphs, folders):
-            step(f"{graph.name}: building for {engine}")
-            executable = fusegraph.compile(graph, engine, strict=strict, fusion=fusion, autotune=autotune)
-            for sizes, each in _of_sizes(executable):
-                step(f"{graph.name}: running on {engine}")
-                inputs = random_inputs(each.graph, seed)
-                outputs, milliseconds = _timed(each, inputs)
-                result = None
-                if check:
-                    step(f"{graph.name}: comparing with the reference")
-                    result = check_executable(each, inputs, outputs=outputs, strict=strict)
-                files = _save(folder, graph, engine, seed, outputs) if folder else {}
-                entries.append(_entry(each.graph, engine, seed, milliseconds, outputs, files, result) | sizes)
-            step(graph.name, advance=1)
+    step = progress(len(graphs))
+    for graph, folder in zip(graphs, folders):
+        step(f"{graph.name}: building for {engine}")
+        executable = fusegraph.compile(graph, engine, strict=strict, fusion=fusion, autotune=autotune)
+        for sizes, each in _of_sizes(executable):
+            step(f"{graph.name}: running on {engine}")
+            inputs = random_inputs(each.graph, seed)
+            outputs, milliseconds = _timed(each, inputs)
+            result = None
+            if check:
+                step(f"{graph.name}: comparing with the reference")
+                result = check_executable(each, inputs, outputs=outputs, strict=strict)
+            files = _save(folder, graph, engine, seed, outputs) if folder else {}
+            entries.append(_entry(each.graph, engine, seed, milliseconds, outputs, files, result) | sizes)
+        step(graph.name, advance=1)
     if as_json:
         print_json({"graphs": entries})
     else:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from fusegraph.cli.console import note, say
+from fusegraph.cli.console import doing, note, say
 from fusegraph.cli.suites import check_gpu, check_torch, facts, names_of, pattern
 from fusegraph.report import artifacts
 from fusegraph.runtime import driver
@@ -52,6 +52,7 @@ def schedules(
     made = Measurements(present(), MOST, file)
     if made.rows:
         note(f"going on from {file}: {len(made.rows)} kernels are measured already")
+    doing(f"planning the kernels of {len(sources)} models and layers")
     made.plan(sources, "cuda:0" if there else "cpu", processes, lambda name, why: note(f"{name} is left out: {why}"))
     note(
         f"{len(made.kernels)} kernels of {len(made.sources)} models and layers, {end - time.perf_counter():.0f} s left"
@@ -62,6 +63,7 @@ def schedules(
             say(f"{kernel.family}: {kernel.ops} ({', '.join(kernel.uses)})")
         return 0
     made.facts = facts(commit)
+    doing(f"timing the schedules of {len(made.kernels)} kernels")
     timed = made.measure(processes, end)
     note(f"{timed} schedules of {len(made.rows)} kernels are timed, {end - time.perf_counter():.0f} s left")
     say(text(regrets([(made.kernels[key], rows) for key, rows in made.rows.items()]), made.target))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fusegraph.cli.console import NOT_OK, note, say
+from fusegraph.cli.console import NOT_OK, note, progress, say
 from fusegraph.cli.suites import caches, facts, pattern, there
 from fusegraph.report import artifacts
 from fusegraph.runtime import driver
@@ -46,7 +46,10 @@ def sizes(
     with caches(file) as folder:
         made = Sizes(wanted, engine, seed, file, folder)
         made.facts = facts(commit, 0 if engine == "cuda" else None)
+        step = progress(len(wanted))
+        step("calling cases", advance=sum(n in made.rows and made.rows[n].sizes >= count for n in wanted))
         for row in made.measure(count, time.perf_counter() + 60 * minutes):
+            step(f"{row.case} is done", advance=1)
             note(f"{row.case}: {row.sizes} sizes, {row.later + row.retraced} compilations after the first call")
     rows = [made.rows[name] for name in wanted if name in made.rows]
     say(text(rows))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusegraph.bench.measure import Bench
-from fusegraph.cli.console import NOT_OK, note, say
+from fusegraph.cli.console import NOT_OK, note, progress, say
 from fusegraph.cli.suites import check_gpu, check_torch, facts, pattern
 from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
@@ -62,13 +62,21 @@ def sweep(
         note(f"going on from {file}: {len(made.rows)} cases are measured already")
     bench, end = Bench(), time.perf_counter() + 60 * minutes
     while (numbers := made.missing(count)[:AT_ONCE]) and time.perf_counter() < end:
+        ready = []
+        step = progress(len(numbers))
+        step("compiling cases")
         seconds = (end - time.perf_counter()) * COMPILING
-        ready = [n for n, _ in made.prepare(numbers, max(1, (os.cpu_count() or 2) - 1), seconds)]
+        for n, _ in made.prepare(numbers, max(1, (os.cpu_count() or 2) - 1), seconds):
+            ready.append(n)
+            step("compiling cases", advance=1)
         note(f"{len(ready)} of {len(numbers)} cases are compiled, {end - time.perf_counter():.0f} s are left")
+        step = progress(len(ready))
         for n in ready:
             if time.perf_counter() < end:
+                step(f"timing case {n}")
                 made.measure(n, bench)
                 made.save()
+                step(f"timing case {n}", advance=1)
         if not ready:
             break
     rows = [made.rows[n] for n in sorted(made.rows)]

@@ -15,6 +15,7 @@ from fusegraph.engines.arguments import bind, with_own_memory
 from fusegraph.engines.autotune import Choosers, choosers
 from fusegraph.engines.base import NOTHING
 from fusegraph.engines.kernels import KernelExecutable
+from fusegraph.engines.owners import labels
 from fusegraph.engines.packing import Packing, Run
 from fusegraph.engines.partitions import DeviceClock, PartitionTuner, settling
 from fusegraph.engines.plans import Planner
@@ -25,7 +26,7 @@ from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.phases import current, phase
 from fusegraph.plan import Plan
-from fusegraph.runtime import driver, nvrtc
+from fusegraph.runtime import driver, nvrtc, nvtx
 from fusegraph.runtime.arrays import DeviceArray, cuda_device, to_device, torch_allocates, torch_memory
 from fusegraph.runtime.cache import DiskCache, default_cache
 from fusegraph.runtime.launch import Function, Launch, LaunchSequence, Module, one_after_another
@@ -53,6 +54,7 @@ class _Loaded:
 class _Steps:
     """The launches of a plan's kernels; None for those that have nothing to do."""
 
+    plan: Plan
     slots: Slots
     steps: Sequence[tuple[Launch, tuple[int, ...]] | None]
     device: int
@@ -64,9 +66,15 @@ class _Steps:
 
     def sequence(self, kernels: Sequence[int], constants: Sequence[DeviceArray]) -> LaunchSequence:
         """Returns what launches some of the kernels."""
-        steps = [step for k in kernels if (step := self.steps[k]) is not None]
+        present = [k for k in kernels if self.steps[k] is not None]
+        steps = [step for k in present if (step := self.steps[k]) is not None]
         slots, fixed = self.slots, self.slots.fixed([c.pointer for c in constants])
-        return LaunchSequence(steps, slots.arrays, fixed, slots.in_parts, slots.views, device=self.device)
+        table = slots.arrays, fixed, slots.in_parts, slots.views
+        if not nvtx.wanted():
+            return LaunchSequence(steps, *table, device=self.device)
+        names = labels(self.plan)
+        chosen = [names[k] for k in present]
+        return nvtx.RangedSequence(steps, *table, device=self.device, graph=self.plan.graph.name, labels=chosen)
 
 
 class _Packer:
@@ -267,7 +275,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
                 zeroed=source.zeroed,
             )
             steps.append((launch, positions))
-        return _Steps(slots, steps, index)
+        return _Steps(plan, slots, steps, index)
 
     def launches(self) -> list[Launch | None]:
         """Returns what launches each kernel of a call alone, and behind them those that make packed tensors.

@@ -86,8 +86,8 @@ class Diagnosis:
         return {**verdicts, "findings": [asdict(f) for f in self.findings]}
 
 
-def diagnose() -> Diagnosis:
-    """Probes everything.  A failure becomes a finding; nothing is raised."""
+def diagnose(progress: Callable[[str], object] = lambda _: None) -> Diagnosis:
+    """Probes everything, and says what is next.  A failure becomes a finding; nothing is raised."""
     probes: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("Python", _python),
         ("cuda-bindings", partial(_distribution, "cuda-bindings", "cuda-bindings", _FOR_BINDINGS, _PIP_NVRTC)),
@@ -100,6 +100,7 @@ def diagnose() -> Diagnosis:
     ]
     findings: list[Finding] = []
     for name, probe in probes:
+        progress(name)
         try:
             findings += probe()
         except Exception as error:  # a broken installation may fail in any way; the other findings still count

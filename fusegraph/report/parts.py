@@ -48,14 +48,18 @@ def part(graph: Graph, nodes: Collection[Node], keep: Collection[str] = ()) -> G
     for tensor in (t for node in ordered for t in node.outputs):
         if tensor in outputs or tensor.name in keep or not any(n in wanted for n in graph.consumers(tensor)):
             made.outputs.append(new[tensor])
-    for node in made.nodes:
-        if node.kind is Kind.ASSIGN:
-            _updated(made, node)
+    note_updates(made)
     return made
 
 
+def note_updates(graph: Graph) -> None:
+    """Notes that results of assignments are new values of inputs, those that no other replaces; all are outputs."""
+    for node in graph.nodes:
+        if node.kind is Kind.ASSIGN:
+            _updated(graph, node)
+
+
 def _updated(graph: Graph, node: Node) -> None:
-    """Notes that the result of an assignment is the new value of an input, unless another one replaces it."""
     if any(n.kind is Kind.ASSIGN and n.inputs[0] is node.output for n in graph.consumers(node.output)):
         graph.outputs = [t for t in graph.outputs if t is not node.output]
         return
@@ -123,19 +127,24 @@ def _is_written(tensor: Tensor) -> bool:
 
 
 def builder_code(graph: Graph) -> str:
-    """Returns Python code that builds a graph as the name ``graph``.
+    """Returns Python code that builds a graph as the name ``graph``, without nodes that no output follows from.
 
     It takes large constants from a mapping ``arrays``, and needs ``fusegraph as fg`` and ``numpy as np``.  Raises
     NotSupportedError for nodes that users cannot write, which passes made.
     """
-    variables = _Variables()
+    variables, nodes = _Variables(), between(graph, graph.outputs, ())
+    read = {t for node in nodes for t in node.inputs}
     lines = [f"graph = fg.Graph({graph.name!r}{_changed(graph)})"]
     for tensor in graph.tensors.values():
-        if tensor.is_constant and graph.consumers(tensor):
+        if tensor.is_constant and tensor in read:
             lines.append(f"{variables[tensor]} = {_constant(tensor)}")
     for tensor in graph.inputs:
         lines.append(f"{variables[tensor]} = graph.tensor({tensor.name!r}, {tensor.shape!r}{_lies(graph, tensor)})")
-    for node in graph.nodes:
+    for node in nodes:
+        if node.kind is Kind.ASSIGN:
+            target, values = _region(node, variables), variables[node.inputs[1]]
+            lines.append(f"{variables[node.output]} = graph.assign({target}, {values}, name={node.name!r})")
+            continue
         if node.op is not TABLE.get(node.op.name):
             raise NotSupportedError(f"{node.op.name} {node.name!r} has no method of Graph")
         results = ", ".join(variables[t] for t in node.outputs)
@@ -146,10 +155,33 @@ def builder_code(graph: Graph) -> str:
         parts = [f"{node.name[:180]} {named}" for named in node.op.results[1:]]
         renamed = [t for t, name in zip(node.outputs[1:], parts) if t.name != name]
         lines += [f"graph.rename({variables[t]}, {t.name!r})" for t in renamed]
-    for tensor in graph.outputs:
+    for tensor in graph.results:
         strides = f", strides={tensor.strides!r}" if tensor.strides != packed_strides(tensor.shape) else ""
+        strides = "" if tensor in graph.updates else strides
         lines.append(f"graph.output({variables[tensor]}{strides})")
     return "\n".join(lines)
+
+
+def _region(node: Node, variables: _Variables) -> str:
+    """Returns the elements that an assignment replaces, as users write them.
+
+    Raises NotSupportedError for an index along several axes, which passes made.
+    """
+    x, values, *index = node.inputs
+    starts, steps, axes = (node.attributes[key] for key in ("starts", "steps", "axes"))
+    found, axis = variables[x], -1
+    if index:
+        if len(axes) != 1:
+            raise NotSupportedError(f"{node.op.name} {node.name!r} has an index along axes {axes}, not along one")
+        (axis,) = axes
+        found = f"graph.gather({found}, {variables[index[0]]}, axis={axis})"
+    slices = [
+        ":"
+        if d == axis or (start, step, count) == (0, 1, size)
+        else f"{start}:{start + (count - 1) * step + 1 if count else start}" + (f":{step}" if step != 1 else "")
+        for d, (size, count, start, step) in enumerate(zip(x.shape, values.shape, starts, steps))
+    ]
+    return found if all(part == ":" for part in slices) else f"{found}[{', '.join(slices)}]"
 
 
 class _Variables(dict[Tensor, str]):

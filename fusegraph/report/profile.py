@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from codegen.target import Target
+from fusegraph.engines.owners import labels
 from fusegraph.errors import listed
-from fusegraph.plan import Kernel, Plan
+from fusegraph.plan import Plan
 from fusegraph.report.artifacts import json_text, prepare_file, write_file
 from fusegraph.report.drawing import table
 from fusegraph.report.estimates import predicted_us
@@ -28,7 +29,8 @@ class KernelTime:
     """A kernel that ran once.
 
     graph, number, name, family, nodes  what it computes: its graph, its number there from 1, its code's name, its
-                 kernel family, and the names of its nodes.  Kernels of others have a name alone, and the number 0.
+                 kernel family, and the nodes that it computes as the user calls them (`fusegraph.engines.owners`).
+                 Kernels of others have a name alone, and the number 0.
     start_us     when it began, from the beginning of the profile.
     us           how long it took within the step; ``warm_us, cold_us`` alone, with what it reads in the L2 cache as
                  far as it fits, and with nothing there; None if not measured.
@@ -179,20 +181,22 @@ class Profile:
         return f"<p>{escape(self.summary())}</p>{table([*headings, 'nodes'], named)}"
 
 
-def described(kernel: Kernel, number: int, graph: str, target: Target) -> KernelTime:
-    """Returns what is known of a kernel before it runs: all but its times."""
-    limit = limit_of(kernel, target)
-    nodes = tuple(n.name for n in kernel.group.nodes)
-    known = KernelTime(graph, number, kernel.name, kernel.group.family, nodes)
-    return replace(known, nbytes=limit.nbytes, operations=limit.operations, floor_us=limit.us, limited_by=limit.by)
+def described(plan: Plan, target: Target) -> list[KernelTime]:
+    """Returns what is known of a plan's kernels before they run: all but their times."""
+    found = []
+    for number, (kernel, nodes) in enumerate(zip(plan.kernels, labels(plan)), start=1):
+        limit = limit_of(kernel, target)
+        known = KernelTime(plan.graph.name, number, kernel.name, kernel.group.family, nodes)
+        known = replace(known, nbytes=limit.nbytes, operations=limit.operations)
+        found.append(replace(known, floor_us=limit.us, limited_by=limit.by))
+    return found
 
 
 def estimated(plan: Plan, target: Target) -> Profile:
     """Returns what cost models estimate of a plan's kernels on a target, in which none overlap."""
     found: list[KernelTime] = []
     start = 0.0
-    for number, kernel in enumerate(plan.kernels, start=1):
-        known = described(kernel, number, plan.graph.name, target)
+    for kernel, known in zip(plan.kernels, described(plan, target)):
         us = predicted_us(kernel.group.lowered.spec, kernel.choice.schedule, known.nbytes, target)
         found.append(replace(known, start_us=start, us=us))
         start += us

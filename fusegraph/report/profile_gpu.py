@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from codegen.target import Target
 from fusegraph.engines.arguments import with_own_memory
 from fusegraph.engines.base import Executable
 from fusegraph.engines.stepping import steps_of
 from fusegraph.ops.base import Array
-from fusegraph.plan import Kernel
 from fusegraph.report.check import operands
 from fusegraph.report.profile import KernelTime, Profile, described
 from fusegraph.runtime import driver
+from fusegraph.runtime.nvtx import range_of
 from fusegraph.runtime.timing import ColdTimer
 
 #: A kernel that ran: its name, when it began and how long it took, in microseconds.  One that is launched early waits
@@ -37,10 +36,10 @@ def measured(executable: Executable, inputs: Mapping[str, Array], repeats: int =
         for number in range(len(steps.plan.kernels)):
             steps.run(number)
     found, start = [], 0.0
-    for number, kernel in enumerate(plan.kernels):
-        known = described(kernel, number + 1, plan.graph.name, target)
+    every = described(plan, target)
+    for number, (kernel, known) in enumerate(zip(plan.kernels, every)):
         if 0 not in kernel.source.grid:
-            with nvtx_range(known.nodes):
+            with range_of(known.nodes):
                 steps.run(number)
             cold = timer.median(lambda: steps.launch(number), repeats)  # noqa: B023 - called at once
             warm = timer.median(lambda: steps.launch(number), repeats, before=lambda: steps.launch(number))  # noqa: B023
@@ -56,7 +55,7 @@ def measured(executable: Executable, inputs: Mapping[str, Array], repeats: int =
     alone = {k.number: k for k in found}
     within = [
         replace(k, warm_us=alone[k.number].warm_us, cold_us=alone[k.number].cold_us) if k.number else k
-        for k in matched(events, [(plan.graph.name, n, k) for n, k in enumerate(plan.kernels, 1)], target)
+        for k in matched(events, every)
     ]
     return Profile(properties.name, "measured by CUPTI within a step", False, within, length(within))
 
@@ -92,37 +91,23 @@ def profiled(torch: Any) -> Iterator[list[Event]]:
         free = max(free, end)
 
 
-def matched(events: Sequence[Event], planned: Sequence[tuple[str, int, Kernel]], target: Target) -> list[KernelTime]:
+def matched(events: Sequence[Event], planned: Sequence[KernelTime]) -> list[KernelTime]:
     """Returns kernels that ran with what is known of them.
 
-    ``planned`` are the kernels that were called, in order, each with its graph and its number there; others, such as
-    torch's, may run between them.
+    ``planned`` are the kernels that were called, in order (`described`); others, such as torch's, may run between them.
     """
     first = events[0][1] if events else 0.0
     found, at = [], 0
     for name, start, us in events:
-        place = next((n for n in range(at, len(planned)) if planned[n][2].name == name), None)
+        place = next((n for n in range(at, len(planned)) if planned[n].name == name), None)
         if place is None:
             found.append(KernelTime("", 0, name, start_us=start - first, us=us))
             continue
-        graph, number, kernel = planned[place]
         at = place + 1
-        found.append(replace(described(kernel, number, graph, target), start_us=start - first, us=us))
+        found.append(replace(planned[place], start_us=start - first, us=us))
     return found
 
 
 def length(kernels: Sequence[KernelTime]) -> float:
     """Returns the microseconds from the beginning of the first kernel to the end of the last."""
     return max((k.start_us + k.us for k in kernels), default=0.0)
-
-
-@contextlib.contextmanager
-def nvtx_range(nodes: Sequence[str]) -> Iterator[None]:
-    """Shows the block in Nsight as a range named after nodes, if the package nvtx is installed."""
-    try:
-        import nvtx
-    except ImportError:
-        yield
-        return
-    with nvtx.annotate(", ".join(nodes)[:200], domain="fusegraph"):
-        yield

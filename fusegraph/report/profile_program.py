@@ -10,9 +10,10 @@ from typing import Any
 
 from fusegraph.engines.base import Executable
 from fusegraph.report.check import random_inputs
-from fusegraph.report.profile import KernelTime, Profile, estimated
+from fusegraph.report.profile import KernelTime, Profile, described, estimated
 from fusegraph.report.profile_gpu import Event, length, matched, measured, profiled
 from fusegraph.runtime import driver
+from fusegraph.runtime.nvtx import range_of, wanted
 from fusegraph.runtime.targets import present
 
 
@@ -27,14 +28,19 @@ def profile() -> Iterator[Profile]:
     """
     found = Profile("", "", True)
     torch = sys.modules.get("torch")
+    around = range_of(["fusegraph.profile"]) if wanted() else contextlib.nullcontext()
     with _calls() as calls:
         if torch is not None and torch.cuda.is_available():
-            with profiled(torch) as events:
+            with profiled(torch) as events, around:
                 yield found
-            _matched(found, events, calls)
-            return
-        yield found
-    _afterwards(found, calls)
+        else:
+            events = []
+            with around:
+                yield found
+    if events:
+        _matched(found, events, calls)
+    else:  # a tool that is attached keeps CUPTI for itself
+        _afterwards(found, calls)
 
 
 @contextlib.contextmanager
@@ -55,11 +61,12 @@ def _calls() -> Iterator[list[Executable]]:
 
 
 def _matched(found: Profile, events: Sequence[Event], calls: Sequence[Executable]) -> None:
-    plans = [e.plan for e in calls if e.plan is not None and e.device.is_cuda]
-    planned = [(plan.graph.name, n, k) for plan in plans for n, k in enumerate(plan.kernels, start=1)]
     properties = driver.properties(0)
+    plans = [e.plan for e in calls if e.plan is not None and e.device.is_cuda]
+    known = {id(plan): described(plan, properties.target) for plan in {id(plan): plan for plan in plans}.values()}
+    planned = [kernel for plan in plans for kernel in known[id(plan)]]
     found.device, found.timing, found.estimated = properties.name, "measured by CUPTI", False
-    found.kernels = matched(events, planned, properties.target)
+    found.kernels = matched(events, planned)
     found.step_us = length(found.kernels)
 
 

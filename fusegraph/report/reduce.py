@@ -18,7 +18,7 @@ from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.ops.base import Array
 from fusegraph.ops.convert import from_reference
-from fusegraph.report.parts import part
+from fusegraph.report.parts import note_updates, part
 
 T = TypeVar("T")
 
@@ -125,8 +125,10 @@ def _resized(
             attributes = {key: _with(value, size, smaller) for key, value in node.attributes.items()}
             copy = made.apply_node(node.op, [new[t] for t in node.inputs], attributes, node.name)
             new |= zip(node.outputs, copy.outputs)
+        note_updates(made)
         for tensor in graph.outputs:
-            made.output(new[tensor])
+            if new[tensor] not in made.outputs:
+                made.output(new[tensor])
     except (GraphError, KeyError, IndexError):
         return None
     return made, arrays

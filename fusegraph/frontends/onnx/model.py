@@ -73,13 +73,15 @@ class Model:
         strict: bool = False,
         fusion: bool = True,
         profile: str | os.PathLike[str] | None = None,
+        compiled: bool = True,
     ) -> Path:
         """Writes a page that shows the graph, its kernels and every decision; returns its absolute path.
 
         A file ``*.json`` is the data alone.  target, strict and fusion are as for `compile`, which is not needed; the
         default target is the GPU's, or sm_90a without a GPU.  ``profile`` is a file with measured times of kernels.
-        Raises FileError if a file cannot be read or written, GraphError for a model whose sizes vary, CompileError for
-        an unknown target, ToolchainError where a package that pages need is missing.
+        Kernels are compiled to show their registers, unless ``compiled`` is False.  Raises FileError if a file cannot
+        be read or written, GraphError for a model whose sizes vary, CompileError for an unknown target, ToolchainError
+        where a package that pages need is missing.
         """
         from fusegraph.report.page.file import write
 
@@ -88,7 +90,15 @@ class Model:
         options = Options(strict=strict, target=targets.present() if target is None else targets.named(target))
         made = [plan(self.graph, options, fusion=fusion)]
         measured = None if profile is None else Path(profile)
-        return write(made, options.target, Path(path), title=self.graph.name, profile=measured, fusion=fusion)
+        return write(
+            made,
+            options.target,
+            Path(path),
+            title=self.graph.name,
+            compiled=compiled,
+            profile=measured,
+            fusion=fusion,
+        )
 
 
 def load(

@@ -118,9 +118,9 @@ class FunctionReport:
             lines.append(f"    {count} x {reason}: {listed(pairs)}")
         return "\n".join(lines)
 
-    def save(self, path: str | Path, *, profile: str | Path | None = None) -> Path:
+    def save(self, path: str | Path, *, profile: str | Path | None = None, compiled: bool = True) -> Path:
         """Writes a page of it, as `Report.save`."""
-        return Report((self,)).save(path, profile=profile)
+        return Report((self,)).save(path, profile=profile, compiled=compiled)
 
 
 class Report(tuple[FunctionReport, ...]):
@@ -129,12 +129,13 @@ class Report(tuple[FunctionReport, ...]):
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "nothing compiled yet"
 
-    def save(self, path: str | Path, *, profile: str | Path | None = None) -> Path:
+    def save(self, path: str | Path, *, profile: str | Path | None = None, compiled: bool = True) -> Path:
         """Writes a page that shows the graphs and kernels of all pieces that still exist; returns its absolute path.
 
-        A file ``*.json`` is the data alone.  ``profile`` is a file with measured times of kernels.  Raises FileError if
-        a file cannot be read or written, or if nothing that was compiled exists any more; ToolchainError where a
-        package that pages need is missing.
+        A file ``*.json`` is the data alone.  ``profile`` is a file with measured times of kernels.  Registers are those
+        of the kernels as NVRTC compiles them, which takes a while if no GPU has run them; ``compiled=False`` leaves
+        them out.  Raises FileError if a file cannot be read or written, or if nothing that was compiled exists any
+        more; ToolchainError where a package that pages need is missing.
         """
         from fusegraph.report.page.file import write
 
@@ -143,7 +144,9 @@ class Report(tuple[FunctionReport, ...]):
             raise FileError(f"{path}: there is nothing to show: what was compiled has been freed, or nothing was")
         left = [entry for function in self for entry in function.left]
         title = " and ".join(dict.fromkeys(function.name for function in self))
-        return write(plans, plans[0].steps.options.target, path, title=title, left=left, profile=profile)
+        return write(
+            plans, plans[0].steps.options.target, path, title=title, left=left, profile=profile, compiled=compiled
+        )
 
     def _repr_html_(self) -> str:
         headings = ("function", "operators", "kernels", "pieces", "traffic saved", "left to torch", "seconds")

@@ -9,6 +9,7 @@ from typing import Any
 from codegen import schedule_text
 from codegen.canonical import canonical
 from codegen.target import Target
+from fusegraph.engines.owners import owners
 from fusegraph.graph import Node
 from fusegraph.lowering.program import describe as describe_node
 from fusegraph.origins import Origin
@@ -17,7 +18,7 @@ from fusegraph.report.explain import describe_choice, describe_decision, describ
 from fusegraph.report.page.alike import repeats
 from fusegraph.report.page.figures import kernel_figures
 from fusegraph.report.page.flows import Decided, between, memory_facts, within
-from fusegraph.report.page.homes import COMPUTED, Home, homes, owners
+from fusegraph.report.page.homes import COMPUTED, Home, homes
 from fusegraph.report.page.lines import lines_of_nodes, marked
 from fusegraph.report.page.steps import steps_facts
 from fusegraph.version import __version__
@@ -203,7 +204,7 @@ def _item(plan: Plan, nodes: Sequence[Node], home: Home, containers: Container[s
     module = "" if origin.scope in containers else origin.scope.rpartition(".")[2]
     return {
         "name": (module or origin.name) if origin.name else last.name,
-        "op": origin.what.removeprefix("aten.").partition(".")[0].strip("_") or last.op.name,
+        "op": origin.op or last.op.name,
         "scope": origin.scope,
         "place": origin.place,
         "names": [node.name for node in nodes],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from codegen.target import Target
 from fusegraph.errors import FileError
 from fusegraph.plan import Plan
 from fusegraph.report.artifacts import plain, prepare_file, read_file, write_file
+from fusegraph.report.page.compiled import Told, compiled_facts
 from fusegraph.report.page.facts import FORMAT, facts_of
 from fusegraph.report.page.lines import classes, colours
 from fusegraph.report.page.placing import layouts
@@ -81,10 +82,15 @@ def write(
     *,
     title: str,
     left: Sequence[tuple[str, str, str]] = (),
-    compiled: Mapping[str, Mapping[str, Any]] | None = None,
+    compiled: bool = True,
     profile: str | Path | None = None,
     fusion: bool = True,
+    told: Told = lambda name, count: None,
 ) -> Path:
-    """Writes the report of plans, with the times of a profile if there is one: `facts_of`, `with_times` and `save`."""
-    facts = facts_of(plans, target, title=title, compiled=compiled, left=left, fusion=fusion)
+    """Writes the report of plans, with the times of a profile if there is one: `facts_of`, `with_times` and `save`.
+
+    ``compiled`` compiles their kernels for it (`compiled_facts`), of which each is ``told``.
+    """
+    known = compiled_facts(plans, told) if compiled else {}
+    facts = facts_of(plans, target, title=title, compiled=known, left=left, fusion=fusion)
     return save(facts if profile is None else with_times(facts, profile), path)

@@ -63,23 +63,3 @@ def views(plan: Plan) -> dict[Node, int]:
     kernels = {n: at for at, kernel in enumerate(plan.kernels) for n in kernel.group.nodes}
     shown = (n for group in plan.partition.groups if group.family == "view" for n in group.nodes)
     return {n: at for n in shown if (at := _before(plan, n.output, kernels)) is not None}
-
-
-def owners(plan: Plan) -> dict[Node, Node]:
-    """Returns the node of the graph as built that a node of a kernel stands for, or is a part of.
-
-    The parts of a composite are known by their names, which begin with the composite's.
-    """
-    stands = {t: node for node in plan.graph.nodes for t in node.outputs}
-    found: dict[Node, Node] = {}
-    for old, new in plan.counterparts.items():
-        maker = plan.simplified.producer(new)
-        if maker is not None and old in stands:
-            found[maker] = stands[old]
-    named = {node.name: node for node in plan.graph.nodes}
-    for node in plan.simplified.nodes:
-        words = node.name.split(" ")
-        stems = (" ".join(words[:n]) for n in range(len(words), 0, -1))
-        if node not in found and (owner := next((named[s] for s in stems if s in named), None)) is not None:
-            found[node] = owner
-    return found
