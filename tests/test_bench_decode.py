@@ -18,6 +18,7 @@ from fusegraph.errors import FusegraphError
 pytest.importorskip("torch")
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import fusegraph as fg
 import fusegraph.torch
@@ -85,6 +86,16 @@ def test_sizes_are_those_of_the_models() -> None:
         assert size.elements + size.vocabulary * size.width == sum(p.numel() for p in model.parameters() if p.ndim == 2)
         assert size.cache_bytes(1, 2) == sum(2 * layer.keys.nbytes for layer in model.layers)
         assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.01)
+
+
+def test_operations_of_a_prompt() -> None:
+    """Those that torch counts on a CPU, which leaves out attention; there each pair of tokens has two products."""
+    size, n = SIZES["small"], 6
+    model = Decoder(size, "bf16", 3, n)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(3, n, dtype=torch.int64), torch.arange(n))
+    pairs = sum(range(1, n + 1))
+    assert size.operations(3, n) == counter.get_total_flops() + 3 * size.layers * size.heads * pairs * 4 * size.depth
 
 
 def test_bytes_of_a_step() -> None:

@@ -72,8 +72,10 @@ class Norm(nn.Module):
 
 
 def turned(x: Any, cos: Any, sin: Any) -> Any:
-    """Turns pairs of elements of heads, one of the first half and one of the second, as rotary embeddings do."""
-    a, b = x.float().chunk(2, -1)
+    """Turns pairs of elements of heads, one of the first half and one of the second, as rotary embeddings do; in
+    float32, the dtype of the cosines and sines.
+    """
+    a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
 
 

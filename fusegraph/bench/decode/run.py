@@ -17,7 +17,7 @@ from fusegraph.bench.decode.steps import Decoding, device_bytes, engines_of
 from fusegraph.bench.torch_engines import OURS, difference, kept
 from fusegraph.bench.torch_timing import median_us, replay_us
 from fusegraph.bench.workers import Failure, each
-from fusegraph.bench.zoo.run import Figures, Row, Task, Zoo, alone, begin, free, operations, wait
+from fusegraph.bench.zoo.run import Figures, Row, Task, Zoo, alone, begin, free, wait
 from fusegraph.runtime import driver
 from fusegraph.runtime.targets import present
 
@@ -107,7 +107,7 @@ def measured(peers: bool, task: Task) -> dict[str, Any]:
     with torch.no_grad():
         with alone(task, compiles=True):
             subject = Decoding(task)
-            row |= {"bytes": subject.bytes, "notes": subject.notes}
+            row |= {"bytes": subject.bytes, "flops": subject.flops, "notes": subject.notes}
             steps = _first_calls(task, subject, row)
         if task.device == "cuda":
             row |= {"memory": present().memory_rate, "rate": present().published or None}
@@ -135,8 +135,6 @@ def _first_calls(task: Task, subject: Decoding, row: dict[str, Any]) -> dict[str
             of.cold_s = round(time.perf_counter() - began, 2)
             if engine == "eager":
                 expected, row["expected"] = got, engine
-                if not subject.mode.is_step:
-                    row["flops"] = operations(step) or None
                 continue
             steps[engine] = step
             if engine == OURS:

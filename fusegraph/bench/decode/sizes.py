@@ -36,6 +36,14 @@ class Size:
         """Bytes of the keys and values of so many tokens of so many texts, in 16 bits."""
         return 2 * 2 * self.layers * self.shared * self.depth * batch * length
 
+    def operations(self, batch: int, tokens: int) -> int:
+        """Returns how many operations the products of prompts have: a token attends to those before it and to itself,
+        and the last one alone has logits.
+        """
+        attention = self.layers * self.heads * self.depth * tokens * (tokens + 1)
+        head = self.width * self.vocabulary
+        return 2 * batch * (tokens * (self.elements - head) + head + attention)
+
     def device_bytes(self, weights: str, batch: int, length: int) -> int:
         """Returns about how many bytes of a device's memory a process takes that measures it.
 

@@ -53,7 +53,8 @@ def mode_of(name: str) -> Mode:
 class Decoding(Subject):
     """A call of a decoder with caches; each call does the same again.
 
-    bytes  that a step has to read; None for prompts, which are judged by operations.
+    bytes  that a step has to read; None for prompts.
+    flops  operations of a prompt's products; None for steps.
     notes  on what was chosen for an engine.
     """
 
@@ -70,6 +71,7 @@ class Decoding(Subject):
             self.inputs = [tokens, torch.arange(at.start, at.stop)]
         self.task, self.size, self.mode = task, size, mode
         self.bytes = self.model.bytes_read(at.start) if mode.is_step else None
+        self.flops = None if mode.is_step else size.operations(task.batch, len(at))
         self.notes = list[str]()
 
     def step(self, engine: str) -> Callable[[], list[Any]]:

@@ -114,7 +114,7 @@ class Row:
     left      operators that fusegraph left to torch.
     timed     whether all has been measured.
     expected  by what errors are told: "eager" or "float64"; empty where results are random.
-    flops     operations of a call's products and convolutions, as eager torch computes them, where they are counted.
+    flops     operations of a call's products and convolutions, without what is computed again; of training and prompts.
     rate      operations on 16 bits that the device's data sheet promises in a microsecond.
     commit    that it was measured at.
     bytes     that a call has to read at least, where that is what it takes its time for.
