@@ -35,7 +35,7 @@ def _write(results: Path, name: str, document: dict[str, Any]) -> None:
 
 
 def test_without_results_nothing_is_said(tool: dict[str, Any], tmp_path: Path) -> None:
-    assert [tool[name](tmp_path, "../") for name in tool["SECTIONS"]] == [""] * 5
+    assert [tool[name](tmp_path, "../") for name in tool["SECTIONS"]] == [""] * 6
     assert tool["pictures"](tmp_path) == {}
 
 
@@ -79,6 +79,18 @@ def test_training(tool: dict[str, Any], tmp_path: Path) -> None:
     )
     (picture,) = tool["pictures"](tmp_path).values()
     assert "step:b" in picture
+
+
+def test_decode(tool: dict[str, Any], tmp_path: Path) -> None:
+    engines = {"inductor": Figures(call_us=900.0, replay_us=800.0), OURS: Figures(call_us=620.0, replay_us=500.0)}
+    row = Row("llama:1b", "int8", 1, engines, mode="at511", bytes=1_200_000_000, memory=4.8e6, notes=["beside"])
+    _write(tmp_path, "decode", {**FACTS, "rows": [asdict(row), asdict(Row("llama:8b", "int8", 1, mode="at511"))]})
+    said = tool["decode"](tmp_path, "../")
+    assert "| llama:1b int8 b1 at511 | 500 | 800 | 1.60 | 620 | 900 | 1.45 | 2.40 | 1.50 | 50% | 31% | beside |" in said
+    assert "| llama:8b int8 b1 at511 | - |" in said
+    assert "- int8 at511 by replay: geometric mean 1.60 over 1 models" in said
+    (picture,) = tool["pictures"](tmp_path).values()
+    assert "inductor 800 us, fusegraph 500 us" in picture
 
 
 def test_sweep(tool: dict[str, Any], tmp_path: Path) -> None:

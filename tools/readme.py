@@ -455,9 +455,7 @@ def readme_makers(_: str, root: str = "") -> Makers:
     """Returns the functions that make the sections of README.md and docs, by name; ``root`` is as for `picture`."""
     makers = (kernel, explain, dtypes, targets, ops, functions, onnx, cudnn_tests, torch, left_to_torch)
     linked = {maker.__name__: partial(maker, root) for maker in (picture, measurements)}
-    linked |= {
-        name: partial(_of_suites[name], RESULTS, root) for name in ("zoo", "training", "sizes", "sweep", "schedules")
-    }
+    linked |= {name: partial(_of_suites[name], RESULTS, root) for name in _of_suites["SECTIONS"]}
     return {maker.__name__.replace("_", "-"): maker for maker in makers} | linked
 
 

@@ -23,7 +23,7 @@ from fusegraph.bench.sweep.run import row_from_data as sweep_row
 from fusegraph.bench.zoo import figures as zoo_figures
 from fusegraph.bench.zoo.run import row_from_data as zoo_row
 
-SECTIONS = ("zoo", "training", "sizes", "sweep", "schedules")
+SECTIONS = ("zoo", "training", "decode", "sizes", "sweep", "schedules")
 ROOT = Path(__file__).resolve().parent.parent
 _SIDE, _LEFT, _TOP, _BOTTOM, _MARGIN = 420, 60, 62, 48, 16
 _COLORS = ("#2f6fdf", "#cf222e", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#57606a", "#1b7c83")
@@ -43,6 +43,11 @@ def zoo(results: Path, root: str) -> str:
 def training(results: Path, root: str) -> str:
     """Returns a table for each run of steps of training."""
     return _sections(results / "training", root, partial(_zoo, zoo_figures.TRAINING))
+
+
+def decode(results: Path, root: str) -> str:
+    """Returns a table for each run of decoding."""
+    return _sections(results / "decode", root, partial(_zoo, zoo_figures.DECODING))
 
 
 def sweep(results: Path, root: str) -> str:
@@ -132,10 +137,12 @@ def _schedules(document: Mapping[str, Any]) -> list[str]:
 
 
 def pictures(results: Path) -> dict[Path, str]:
-    """Returns path -> picture of every run of the zoo, of training and of schedules that has something to show."""
+    """Returns path -> picture of every run of the zoo, training, decoding and schedules that has something to show."""
     found = {}
     draw = runpy.run_path(str(ROOT / "tools" / "overview.py"))["overview"]
-    for suite, figure, what in (("zoo", "replay_us", "replay"), ("training", "call_us", "step of training")):
+    shown = (("zoo", "replay_us", "replay"), ("training", "call_us", "step of training"),
+             ("decode", "replay_us", "replay"))  # fmt: skip
+    for suite, figure, what in shown:
         for path, document in documents(results / suite):
             rows = [zoo_row(data) for data in document["rows"]]
             bars = {row.name: (r, r, r, _beside(row, figure)) for row in rows if (r := row.ratio(figure)) is not None}

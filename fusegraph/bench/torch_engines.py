@@ -21,11 +21,17 @@ OURS = "fusegraph"
 
 
 def on_engine(
-    engine: str, function: Callable[..., Any], mode: str | None = None, *, dynamic: bool = False
+    engine: str,
+    function: Callable[..., Any],
+    mode: str | None = None,
+    *,
+    dynamic: bool = False,
+    forget: bool = True,
 ) -> Callable[..., Any]:
     """Returns a function as an engine runs it; it is compiled at its first call, in a mode of torch.compile.
 
-    If ``dynamic``, sizes and numbers may vary from call to call.
+    If ``dynamic``, sizes and numbers may vary from call to call.  With ``forget`` what other engines have compiled by
+    now is compiled again when it is called.
     """
     import torch
 
@@ -34,7 +40,8 @@ def on_engine(
     settings = ENGINES[engine]
     if settings is None:
         return function
-    torch._dynamo.reset()
+    if forget:
+        torch._dynamo.reset()
     made: Callable[..., Any] = torch.compile(function, dynamic=dynamic, mode=mode, **settings)
     return made
 

@@ -371,6 +371,7 @@ def bench_command(
             help="Workloads to time instead: board (the default), memory-bound, tensor-core, models, layers, layouts, "
             "calls, refused, attention; sweep: random layers of real networks beside torch and torch.compile; "
             "zoo: whole models of torchvision and transformers; training: steps of their training, and parts of them; "
+            "decode: steps and prompts of Llama-like models with a cache, weights of 16, 8 and 4 bits; "
             "sizes: some of these, and graphs, compiled once and called at random sizes, without a GPU small ones; "
             "schedules: every candidate of the kernels of models and of the sweep's layers.",
         ),
@@ -380,7 +381,8 @@ def bench_command(
         list[str] | None,
         typer.Option(
             metavar="NAME[,NAME...]",
-            help="Of cudnn, torch, compile, compile-max, cupy, plain, none. Default: all; for a file cudnn.",
+            help="Of cudnn, torch, compile, compile-max, cupy, plain, none. Default: all; for a file cudnn. "
+            "decode: compile (the default) or none.",
         ),
     ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs, of which the median counts.")] = 15,
@@ -403,25 +405,31 @@ def bench_command(
         str | None,
         typer.Option(
             metavar="NAME[,NAME...]",
-            help="Of whole models: bf16 (the default), fp32 (torch's settings), tf32; of training also amp (autocast).",
+            help="Of whole models: bf16 (the default), fp32 (torch's settings), tf32; of training also amp (autocast); "
+            "of weights for decoding: bf16, int8, int4 (default: all).",
         ),
     ] = None,
     batches: Annotated[
         str | None,
         typer.Option(
             metavar="N[,N...]",
-            help="Of whole models: numbers, or usual for each model's own. Default: 1,usual; training: usual.",
+            help="Of whole models: numbers, or usual for each model's own. Default: 1,usual; training: usual; "
+            "decode: 1,8,16.",
         ),
     ] = None,
     modes: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="NAME[,NAME...]", help="training: train (dropout, statistics of the batch), eval (neither)."
+            metavar="NAME[,NAME...]",
+            help="training: train (dropout, statistics of the batch), eval (neither); decode: atN, a step with N "
+            "tokens before, atNofM, in a cache of M, prefillN, a prompt. Default: both; at511,at8191,prefill2048.",
         ),
-    ] = "train,eval",
+    ] = None,
     kernels: Annotated[
         bool,
-        typer.Option("--kernels", help="zoo, training: show our kernels by time beside their memory floor instead."),
+        typer.Option(
+            "--kernels", help="zoo, training, decode: show our kernels by time beside their memory floor instead."
+        ),
     ] = False,
 ) -> int:
     """Time workloads on a GPU beside libraries, against the time of a device copy."""
@@ -432,18 +440,20 @@ def bench_command(
         return sweep(
             only, peers=peers, seed=seed, count=count, minutes=minutes, json_file=json_file, names_only=names_only
         )
-    if suite in ("zoo", "training"):
+    if suite in ("zoo", "training", "decode"):
         from fusegraph.cli.zoo import zoo
 
         return zoo(
+            suite,
             only,
             dtypes=dtypes,
             batches=batches,
-            modes=modes if suite == "training" else None,
+            modes=modes,
             minutes=minutes,
             json_file=json_file,
             commit=commit,
             names_only=names_only,
+            peers=peers,
             kernels=kernels,
         )
     if suite == "sizes":

@@ -1,4 +1,4 @@
-"""What a run of the zoo or of training says: a line for each model, and means over all."""
+"""What a run of the zoo, of training or of decoding says: a line for each model, and means over all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from fusegraph.bench.results import columns
 from fusegraph.bench.torch_engines import ENGINES, OURS
-from fusegraph.bench.zoo.models import TORCHVISION, TRANSFORMERS
+from fusegraph.bench.zoo.models import LLAMA, TORCHVISION, TRANSFORMERS
 from fusegraph.bench.zoo.run import Row
 
 #: The head of a column, and the text of a row in it.
@@ -17,8 +17,8 @@ Column: TypeAlias = tuple[str, Callable[[Row], str]]
 _BOTH = (OURS, "inductor")
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _number(value: float | None, form: str, times: float = 1) -> str:
+    return "-" if value is None else format(value * times, form)
 
 
 def _figures(
@@ -35,7 +35,7 @@ def _figures(
 
 def _left(row: Row) -> str:
     failed = [f"{engine} failed: {why}"[:90] for engine, of in row.engines.items() for why in of.why.values()]
-    return "; ".join([*(left.removeprefix("aten.") for left in row.left), *failed]) or "-"
+    return "; ".join([*(left.removeprefix("aten.") for left in row.left), *failed, *row.notes]) or "-"
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,27 @@ TRAINING = Table(
     ),
     (*INFERENCE.ratios, ("peak_mb", "by peak memory"), ("pool_mb", "by peak memory of torch's pool")),
 )  # fmt: skip
+DECODING = Table(
+    (
+        [("call", lambda row: row.name)],
+        _figures("replay us", "replay_us", ".0f", _BOTH, ratio=True),
+        _figures("call us", "call_us", ".0f", _BOTH, ratio=True),
+        [("TB/s", lambda row: _number(row.read_rate(OURS), ".2f", 1e-6)),
+         ("inductor", lambda row: _number(row.read_rate("inductor"), ".2f", 1e-6))],
+        [("of memory's rate", lambda row: _number(row.share(OURS), ".0%")),
+         ("inductor", lambda row: _number(row.share("inductor"), ".0%"))],
+        [("MFU", lambda row: _number(row.mfu(OURS), ".0%")),
+         ("inductor", lambda row: _number(row.mfu("inductor"), ".0%"))],
+        _figures("first s", "cold_s", ".1f", _BOTH), _figures("error", "error", ".0e", _BOTH),
+        _figures("kernels", "kernels", ".0f", (OURS,)), [("notes", _left)],
+    ),
+    (("replay_us", "by replay"), ("call_us", "by call")),
+)  # fmt: skip
 
 
 def sentences(rows: Sequence[Row], table: Table = INFERENCE) -> list[str]:
     """Returns sentences on the ratios to inductor of models, by dtype and mode, on each part, and on what failed."""
-    models = [row for row in rows if row.model.partition(":")[0] in (TORCHVISION, TRANSFORMERS)]
+    models = [row for row in rows if row.model.partition(":")[0] in (TORCHVISION, TRANSFORMERS, LLAMA)]
     found = []
     for dtype, mode in dict.fromkeys((row.dtype, row.mode) for row in models):
         for figure, name in table.ratios:

@@ -13,8 +13,8 @@ from typing import Any
 DTYPES = ("bf16", "fp32", "tf32")
 #: bfloat16 computed from elements of float32, as torch's autocast does: of training alone.
 AUTOCAST = "amp"
-#: Where models are from, as their names begin.
-TORCHVISION, TRANSFORMERS = "tv", "hf"
+#: Where models are from, as their names begin; the last are those of the suite of decoding.
+TORCHVISION, TRANSFORMERS, LLAMA = "tv", "hf", "llama"
 
 
 def element(dtype: str) -> Any:

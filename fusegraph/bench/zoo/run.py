@@ -21,7 +21,7 @@ from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.torch_engines import ENGINES, OURS, difference, kept, on_engine, use_caches
 from fusegraph.bench.torch_timing import kernels_of_call, median_us, other_bytes, peaks_mb, replay_us
 from fusegraph.bench.workers import Failure, each
-from fusegraph.bench.zoo.models import AUTOCAST, MODELS, called
+from fusegraph.bench.zoo.models import MODELS, called
 from fusegraph.report import artifacts
 from fusegraph.runtime.targets import present
 
@@ -114,9 +114,12 @@ class Row:
     left      operators that fusegraph left to torch.
     timed     whether all has been measured.
     expected  by what errors are told: "eager" or "float64"; empty where results are random.
-    flops     operations of a step's products and convolutions, as eager torch computes them, of training alone.
+    flops     operations of a call's products and convolutions, without what is computed again; of training and prompts.
     rate      operations on 16 bits that the device's data sheet promises in a microsecond.
     commit    that it was measured at.
+    bytes     that a call has to read at least, where that is what it takes its time for.
+    memory    bytes that the device's memory moves in a microsecond, by its data sheet.
+    notes     on how it was measured.
     """
 
     model: str
@@ -131,6 +134,9 @@ class Row:
     flops: int | None = None
     rate: float | None = None
     commit: str | None = None
+    bytes: int | None = None
+    memory: float | None = None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -151,9 +157,21 @@ class Row:
         What it computes twice is not counted.
         """
         us = self.figure(engine, "call_us")
-        if not us or not self.flops or not self.rate or self.dtype not in ("bf16", AUTOCAST):
+        if not us or not self.flops or not self.rate or self.dtype in ("fp32", "tf32"):
             return None
         return float(self.flops / us / self.rate)
+
+    def read_rate(self, engine: str) -> float | None:
+        """Returns the bytes a microsecond at which the device reads, in a replay of an engine's call, what the call has
+        to read; None: unknown.
+        """
+        us = self.figure(engine, "replay_us")
+        return float(self.bytes / us) if us and self.bytes else None
+
+    def share(self, engine: str) -> float | None:
+        """Returns `read_rate` as a share of the rate of the device's memory; None: unknown."""
+        rate = self.read_rate(engine)
+        return rate / self.memory if rate and self.memory else None
 
 
 def row_from_data(data: Mapping[str, Any]) -> Row:
@@ -359,12 +377,15 @@ def _measured(
 
 
 @contextmanager
-def alone(task: Task) -> Iterator[None]:
-    """Waits until no other process of this suite measures; a lock that ends with the process."""
+def alone(task: Task, *, compiles: bool = False) -> Iterator[None]:
+    """Waits until no other process of this suite measures; a lock that ends with the process.
+
+    Any number of processes that only compile have it at a time.
+    """
     folder = Path(task.caches).parent
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH if compiles else fcntl.LOCK_EX)
         yield
 
 
