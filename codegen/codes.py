@@ -56,7 +56,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "{0} <= {1}": np.less_equal,
     "{0} == {1}": np.equal,
     "{0} != {1}": np.not_equal,
-    "{2} ? {0} : {1}": lambda a, b, c: np.where(c, a, b),
+    "{2} ? {0} : {1}": lambda a, b, c: np.asarray(np.where(c, a, b)),
     "math::wrapping_add({0}, {1})": np.add,
     "math::wrapping_sub({0}, {1})": np.subtract,
     "math::wrapping_mul({0}, {1})": np.multiply,
@@ -94,7 +94,8 @@ def _decoded(program: Program, load: int, elements: Mapping[Value, Array]) -> di
     if (len(place) // count) not in (1, 2) and count > 1:
         return {}
     # Element 0 to 255 of the first axis: the byte; the second one: the element of the piece.
-    known: dict[Value, Array] = {own: np.arange(256, dtype=np.uint8).view(_NUMPY[of])[:, None] + np.zeros_like(place, _NUMPY[of])}
+    every = np.arange(256, dtype=np.uint8).view(_NUMPY[of])[:, None]
+    known: dict[Value, Array] = {own: np.broadcast_to(every, (256, len(place)))}
     known |= {v: e[None].astype(np.int32) for v, e in elements.items() if isinstance(v, Index)}
     of_byte: set[Value] = {own}
     with np.errstate(all="ignore"):
@@ -107,13 +108,12 @@ def _decoded(program: Program, load: int, elements: Mapping[Value, Array]) -> di
                     of_byte.add(Result(number))
     users: list[tuple[Value, ...]] = [i.args for n, i in enumerate(program.instructions) if Result(n) not in known]
     users.append(tuple(store.value for store in program.stores))
-    ends = {v for args in users for v in args if v in of_byte}
     found: dict[Value, Code] = {}
-    for value in ends:
-        code = _code(load, known[value], place)
+    for end in dict.fromkeys(v for args in users for v in args if v in of_byte):
+        code = _code(load, known[end], place)
         if code is None:
             return {}
-        found[value] = code
+        found[end] = code
     return found
 
 

@@ -56,8 +56,8 @@ def packed(program: Program, codes: Mapping[Value, Code] | None = None) -> Progr
             if max(-code.low, code.high) > most:
                 return None
         if code.offset:
-            args = known[value], Literal(float(code.offset), "float")
-            made.append(Instruction(program.loads[code.load].name, _ADD, args, pair_type(target)))
+            added = known[value], Literal(float(code.offset), "float")
+            made.append(Instruction(program.loads[code.load].name, _ADD, added, pair_type(target)))
             known[value] = Result(len(made) - 1)
     products: dict[Value, tuple[Value, Value]] = {}  # exact products, by their values in the program
     uses = [v for i in program.instructions for v in i.args] + [program.stores[0].value]
@@ -78,10 +78,10 @@ def packed(program: Program, codes: Mapping[Value, Code] | None = None) -> Progr
                 return None
             rounds = True
             if template != _MULTIPLY and all(v in integers for v in instruction.args):
-                (low, high), other = (integers[v] for v in instruction.args)
-                other = other if template == _ADD else (-other[1], -other[0])
-                integers[own] = low + other[0], high + other[1]
-                rounds = max(-integers[own][0], integers[own][1]) > most
+                (low, high), (below, above) = (integers[v] for v in instruction.args)
+                low, high = (low + below, high + above) if template == _ADD else (low - above, high - below)
+                integers[own] = low, high
+                rounds = max(-low, high) > most
             if template == _MULTIPLY and uses.count(own) == 1 and _added(program, own):
                 products[own] = (args[0], args[1])
                 rounded[own] = True

@@ -74,7 +74,7 @@ def dequantised(m: int, n: int, k: int) -> fg.Graph:
 @pytest.mark.slow
 def test_few_rows_change_places_with_computed_columns(monkeypatch: pytest.MonkeyPatch):
     """The weights become the rows of tiles, and the blocks of a cluster share tiles of 16 columns."""
-    assert plan(dequantised(16, 4096, 4096)).kernels[0].group.lowered.spec.m == (4096,)
+    assert plan(dequantised(24, 4096, 4096)).kernels[0].group.lowered.spec.m == (4096,)
     monkeypatch.setattr("fusegraph.lowering.contraction.FEW_ROWS", 0)
     cases = []
     for m, n, k, split_k in ((1, 136, 1024, 2), (7, 200, 1040, 4)):

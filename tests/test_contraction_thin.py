@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import leave_out_pass
+from graphs import check_on_gpu, leave_out_pass
 from kernel_cases import Case, check_cases
 from test_contraction import epilogues, matmul, transposed
 
 import codegen
 import fusegraph as fg
+from codegen.codes import codes
 from codegen.contraction.thin_schedule import Piece, ThinSchedule, piece_sizes, schedules, thin_paths
 from codegen.declined import Declined
+from codegen.expr import Index, Instruction, Literal, Load, Operand, Program, Result, Store
 from codegen.kernel import UNTIL_HERE, in_sequence
 from codegen.spec import ContractionSpec
 from codegen.target import target as named
+from fusegraph import dtypes as dt
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
 from fusegraph.runtime import nvrtc
@@ -144,33 +147,94 @@ def test_batches():
 # ---- computed operands
 
 
-def weights(kind: str, few: int, size: int, depth: int) -> fg.Graph:
+def weights(kind: str, few: int, size: int, depth: int, dtype: str = "bfloat16") -> fg.Graph:
     """Returns a product with weights of few bits: a scale for each row, or for each group of 32 along the reduction."""
     graph = fg.Graph(kind)
-    x = graph.tensor("x", (few, depth), "bfloat16")
+    x = graph.tensor("x", (few, depth), dtype)
     name, _, groups = kind.partition(" ")
-    w = graph.cast(graph.tensor("w", (size, depth), name), "bfloat16")
+    w = graph.cast(graph.tensor("w", (size, depth), name), dtype)
     if groups:
-        scale = graph.tensor("scale", (size, depth // 32, 1), "bfloat16")
+        scale = graph.tensor("scale", (size, depth // 32, 1), dtype)
         parts = graph.reshape(w, (size, depth // 32, 32))
         if groups == "zeros":
-            parts = parts - graph.cast(graph.tensor("zero", (size, depth // 32, 1), "uint8"), "bfloat16")
+            parts = parts - graph.cast(graph.tensor("zero", (size, depth // 32, 1), "uint8"), dtype)
         w = graph.reshape(parts * scale, (size, depth))
     else:
-        w = w * graph.tensor("scale", (size, 1), "bfloat16")
+        w = w * graph.tensor("scale", (size, 1), dtype)
     graph.output(graph.matmul(x, graph.transpose(w)), name="y")
     return graph
 
 
-@pytest.mark.parametrize("kind", ["int8", "float8_e4m3", "int8 groups", "uint8 zeros"])
-def test_weights_of_few_bits(kind):
-    made = check_cases(
-        [Case(weights(kind, *sizes), schedule=first) for sizes in ((1, 40, 256), (5, 33, 96), (16, 16, 512))],
-        guard=True,
-    )
+KINDS = ("int8", "float8_e4m3", "int8 groups", "uint8 zeros", "int4 groups", "uint4 zeros", "float4_e2m1 groups")
+MORE = ("uint8", "float8_e5m2", "float8_e4m3 groups", "int4", "uint4")
+FEW = ((1, 40, 256), (5, 33, 96), (16, 16, 512))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE)])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+def test_weights_of_few_bits(kind, dtype):
+    made = check_cases([Case(weights(kind, *sizes, dtype), schedule=first) for sizes in FEW], guard=True)
     products = [kernel for exe in made for kernel in exe.plan.kernels if kernel.group.family == "contraction"]
     assert len(products) == 3
     assert all("multiply_pieces<" in kernel.source.code for kernel in products)
+    assert all("= decoded<" in kernel.source.code for kernel in products)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [*KINDS, *MORE])
+def test_weights_of_few_bits_on_a_gpu(kind):
+    sizes = (*FEW, (3, 64, 2048), (8, 4096, 1024))
+    check_on_gpu([weights(kind, *each, dtype) for each in sizes for dtype in ("bfloat16", "float16")])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_code(dtype):
+    cases = []
+    for kind in (dt.int8, dt.uint8, dt.float8_e4m3, dt.float8_e5m2):
+        graph = fg.Graph(kind.name)
+        x, w = graph.tensor("x", (16, 256), dtype), graph.tensor("w", (16, 256), kind)
+        graph.output(graph.matmul(x, graph.transpose(graph.cast(w, dtype) * 1.5)), name="y")
+        bits = np.tile(np.arange(256, dtype=np.uint8), (16, 1))
+        one = np.zeros((16, 256))
+        for row in range(16):  # one product for each code: NaN is not added to others
+            bits[row] = np.where(np.arange(256) % 16 == row, bits[row], 0)
+            one[row, np.arange(256) // 16 == row] = 1
+        given = {"w": bits.view(kind.numpy), "x": one.astype(dt.BY_NAME[dtype].numpy)}
+        cases.append(Case(graph, schedule=first, inputs=given))
+    check_cases(cases)
+
+
+def test_codes_are_told_by_their_numbers():
+    """However a program takes a byte apart, its numbers say what the codes are; others are computed in float."""
+
+    def program(instructions: Sequence[tuple[str, tuple[Any, ...], str]], loads: int = 1) -> Program:
+        made = tuple(Instruction(f"i{n}", *each) for n, each in enumerate(instructions))
+        ops = tuple(Operand(f"w{n}", dt.uint8, (1,)) for n in range(loads))
+        store = Store(Operand("y", dt.bfloat16, (1,)), Result(len(made) - 1))
+        return Program(ops, instructions=made, stores=(store,))
+
+    def seen(instructions: Sequence[tuple[str, tuple[Any, ...], str]], place: Any) -> dict[str, int]:
+        elements = {Load(0): np.asarray(place), Index(0): np.arange(len(place)) % 2}
+        return {c.kind: c.offset for c in codes(program(instructions), elements).values()}
+
+    each, twice = range(8), np.arange(8) // 2
+    number = ("convert<float>({0})", (Load(0),), "float")
+    assert seen([number], each) == {"uint8": 0}
+    assert seen([number, ("{0} - {1}", (Result(0), Literal(128.0, "float")), "float")], each) == {"uint8": -128}
+    signed = ("convert<int8>({0})", (Load(0),), "int8")
+    assert seen([signed, ("convert<float>({0})", (Result(0),), "float")], each) == {}  # 128 and more are no int8
+    half = [("{0} & {1}", (Load(0), Literal(15, "uint8")), "uint8"), ("convert<float>({0})", (Result(0),), "float")]
+    assert seen(half, twice) == {}  # always the lower half
+    shifted = [
+        ("{0} * {1}", (Index(0), Literal(4, "int32")), "int32"),
+        ("math::shift_right({0}, {1})", (Load(0), Result(0)), "int32"),
+        ("{0} & {1}", (Result(1), Literal(15, "int32")), "int32"),
+        ("convert<float>({0})", (Result(2),), "float"),
+        ("{0} - {1}", (Result(3), Literal(8.0, "float")), "float"),
+    ]
+    assert seen(shifted, twice) == {"uint4": -8}
+    assert seen([number, ("math::sqrt({0})", (Result(0),), "float")], each) == {"uint8": 0}
+    assert seen([number, ("{0} * {1}", (Result(0), Literal(0.5, "float")), "float")], each) == {}
 
 
 def test_both_operands_computed():
@@ -263,11 +327,13 @@ def test_where_elements_of_a_piece_lie():
         assert piece.reach == max(places) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_no_spills(arch):
     """The fullest schedules of each kind compile without spills."""
     graphs = [thin(16, 4096, 4096, "bfloat16").graph, thin(16, 4096, 4096, "float16", swapped=True).graph]
-    graphs += [weights(kind, few, 512, 1024) for kind in ("int8", "uint8 zeros") for few in (1, 16)]
+    kinds = ("int8", "uint8 zeros", "int4 groups", "float8_e4m3")
+    graphs += [weights(kind, few, 512, 1024) for kind in kinds for few in (1, 16)]
     sources = []
     for number, graph in enumerate(graphs):
         spec = spec_of(graph, arch)

@@ -43,7 +43,9 @@ from codegen.tile_path import TilePath
 
 #: The C types of codes (`codegen/device/codes.cuh`).
 _CODES = {"int8": "Int8Codes", "uint8": "Uint8Codes", "int4": "Int4Codes", "uint4": "Uint4Codes"}
-_CODES |= {"float4_e2m1": "Float4Codes"} | {t.name: f"Float8Codes<{t.ctype}>" for t in ALL if t.name.startswith("float8")}
+_CODES |= {"float4_e2m1": "Float4Codes"} | {
+    t.name: f"Float8Codes<{t.ctype}>" for t in ALL if t.name.startswith("float8")
+}
 #: Bytes of the large operand that a block asks the L2 cache for before it begins, and those of a line.
 AHEAD, LINE = 48 << 10, 128
 

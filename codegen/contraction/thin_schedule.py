@@ -363,7 +363,7 @@ def registers(paths: ThinPaths, s: ThinSchedule) -> int:
 
 
 def blocks_of_registers(paths: ThinPaths, s: ThinSchedule) -> int:
-    """Returns for how many blocks a multiprocessor has registers: four times 16 Ki on every architecture since Ampere."""
+    """Returns for how many blocks a multiprocessor has registers, which is four times 16 Ki since Ampere."""
     each = -(-registers(paths, s) // 8) * 8
     return 0 if each > MOST_REGISTERS else 4 * ((16 << 10) // (32 * each)) // s.warps
 
