@@ -94,7 +94,7 @@ def _decoded(program: Program, load: int, elements: Mapping[Value, Array]) -> di
     if (len(place) // count) not in (1, 2) and count > 1:
         return {}
     # Element 0 to 255 of the first axis: the byte; the second one: the element of the piece.
-    every = np.arange(256, dtype=np.uint8).view(_NUMPY[of])[:, None]
+    every: Array = np.arange(256, dtype=np.uint8).view(_NUMPY[of])[:, None]
     known: dict[Value, Array] = {own: np.broadcast_to(every, (256, len(place)))}
     known |= {v: e[None].astype(np.int32) for v, e in elements.items() if isinstance(v, Index)}
     of_byte: set[Value] = {own}
