@@ -160,3 +160,40 @@ def test_what_is_left_to_torch() -> None:
     report = fusegraph.torch.explain(module, x, w, *blocks, torch.tensor(0.5))
     reasons = sorted(why for _, _, why in report.left)
     assert [r[:8] for r in reasons] == ["a scale ", "scales o"], reasons
+
+
+# ---- training of what is beside such a weight
+
+
+class Adapted(torch.nn.Module):  # type: ignore[misc]
+    """A layer whose weight of 4 bits is frozen, and what is trained beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("p", integers(torch.uint8, N, K // 2))
+        self.register_buffer("s", torch.rand(N, 1, generator=torch.Generator().manual_seed(0)) / 8)
+        self.down = torch.nn.Parameter(torch.linspace(-1, 1, 4 * K).reshape(4, K))
+        self.up = torch.nn.Parameter(torch.linspace(-1, 1, 4 * N).reshape(N, 4))
+
+    def forward(self, x: Any) -> Any:
+        linear = torch.nn.functional.linear
+        w = (torch.stack([self.p & 15, self.p >> 4], -1).reshape(N, K).to(x.dtype) - 8) * self.s.to(x.dtype)
+        return linear(x, w) + linear(linear(x, self.down.to(x.dtype)), self.up.to(x.dtype))
+
+
+def test_a_training_step_keeps_no_unpacked_weight() -> None:
+    """The backward pass unpacks it again, in the kernel of the product that is the gradient of the input."""
+    module, x = Adapted(), given(5, torch.float32).requires_grad_()
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+    torch.compile(module, backend="fusegraph", fullgraph=True)(x).square().sum().backward()
+    found = [x.grad, module.down.grad, module.up.grad]
+    plans = [p.planned() for r in fusegraph.torch.report() for p in r.pieces]
+    assert len(plans) == 2
+    for made in plans:
+        assert made is not None
+        assert [t.name for k in made.kernels for t in k.group.writes if t.shape in ((N, K), (K, N))] == []
+    exact, wide = Adapted().double(), x.detach().double().requires_grad_()
+    exact(wide).square().sum().backward()
+    for gradient, expected in zip(found, (wide.grad, exact.down.grad, exact.up.grad), strict=True):
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
