@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from graphs import quick  # noqa: E402
-from torch_weights import EIGHT, FEW, K, N, Weight, floats, integers  # noqa: E402
+from torch_weights import EIGHT, FEW, ORDERED, K, N, Weight, floats, integers  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
 from codegen.target import target  # noqa: E402
@@ -50,11 +50,11 @@ def compiled(module: Any, *inputs: Any) -> tuple[list[Any], Any]:
     return [*found], report
 
 
-def check(ways: Mapping[str, Weight], rows: int, dtype: Any) -> None:
+def check(ways: Mapping[str, Weight], rows: int, dtype: Any, packed: int = 0) -> None:
     x, unit = given(rows, dtype), torch.finfo(dtype).eps
     found, report = compiled(Products(ways), x)
     assert (report.kernels, report.left) == (len(ways), ())
-    assert report.packed <= N * x.element_size()  # no more than scales in another dtype
+    assert report.packed <= N * x.element_size() + packed  # no more than scales in another dtype
     for (name, way), y in zip(ways.items(), found):
         w = way.meant(*way.buffers.values())
         expected = x.double() @ w.t()
@@ -85,6 +85,11 @@ def test_no_weight_is_written_for_a_gpu(ways: str, rows: int) -> None:
     results = {t.name for t in made.partition.graph.outputs}
     assert [t.name for k in made.kernels for t in k.group.writes if t.name not in results] == []
     assert len(made.kernels) == len(WAYS[ways])
+
+
+def test_numbers_that_an_index_puts_in_order() -> None:
+    """The tensor of the index is none of the graph's constants: numbers are put in order once, in a byte each."""
+    check(ORDERED, 3, torch.bfloat16, packed=2 * N * K)
 
 
 def test_other_dtypes_of_the_input() -> None:
