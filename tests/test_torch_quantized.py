@@ -202,3 +202,58 @@ def test_a_training_step_keeps_no_unpacked_weight() -> None:
     exact(wide).square().sum().backward()
     for gradient, expected in zip(found, (wide.grad, exact.down.grad, exact.up.grad), strict=True):
         torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+# ---- the operators of exported programs
+
+
+def test_operators_of_exported_quantised_programs() -> None:
+    """A linear layer with its weight in groups, its input rounded to 8 bits; and all operators against torch's own."""
+    pytest.importorskip("torch.ao.quantization.fx._decomposed", reason="torch has no quantized_decomposed")
+    q = torch.ops.quantized_decomposed
+    w, s, z = integers(torch.int8, N, K), torch.rand(N, K // 32) / 8 + 0.01, integers(torch.int8, N, K // 32).int()
+    rows, x = torch.rand(N) / 8 + 0.01, given(N, torch.float32)
+    zeros = torch.arange(N) - 30
+
+    def every(x: Any, w: Any, s: Any, z: Any, rows: Any, zeros: Any) -> list[Any]:
+        made = [
+            q.quantize_per_tensor(x, 0.03, 5, -128, 127, torch.int8),
+            q.quantize_per_tensor.tensor(x, rows[0], zeros[0], 0, 255, torch.uint8),
+            q.quantize_per_channel(x, rows, zeros, 0, -128, 127, torch.int8),
+            q.quantize_per_channel_group(x, s, z, -8, 7, torch.int8, 32),
+            q.quantize_per_token(x, rows[:, None], zeros[:, None], -128, 127, torch.int8),
+        ]
+        made += [
+            q.dequantize_per_tensor(w, 0.03, 5, -128, 127, torch.int8),
+            q.dequantize_per_tensor.tensor(w, rows[0], zeros[0], -128, 127, torch.int8, out_dtype=torch.float32),
+            q.dequantize_per_channel(w, rows, zeros, 0, -128, 127, torch.int8),
+            q.dequantize_per_channel_group(w, s, z, -128, 127, torch.int8, 32, torch.float32),
+            q.dequantize_per_token(w, rows[:, None], zeros[:, None], -128, 127, torch.int8, torch.float32),
+        ]
+        return made
+
+    with torch.no_grad():
+        found, report = compiled(
+            type("Every", (torch.nn.Module,), {"forward": lambda m, *a: every(*a)})(), x, w, s, z, rows, zeros
+        )
+    assert report.left == ()
+    for number, (a, b) in enumerate(zip(found, every(x, w, s, z, rows, zeros), strict=True)):
+        assert a.dtype == b.dtype
+        # 1 / scale may be rounded otherwise, which moves numbers halfway between two
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-6, atol=1.01 if number < 5 else 1e-6)
+        assert (a != b).double().mean() < 0.01 or number >= 5
+
+    class Layer(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            for name, value in {"w": w, "s": s, "z": z}.items():
+                self.register_buffer(name, value)
+
+        def forward(self, x: Any) -> list[Any]:
+            w = q.dequantize_per_channel_group(self.w, self.s, self.z, -128, 127, torch.int8, 32, torch.float32)
+            return [torch.nn.functional.linear(x, w)]
+
+    (y,), report = compiled(Layer(), x)
+    assert (report.kernels, report.packed, report.left) == (1, 0, ())
+    wide = ((w.double().reshape(N, -1, 32) - z[..., None]) * s.double()[..., None]).reshape(N, K)
+    torch.testing.assert_close(y.double(), x.double() @ wide.t(), rtol=1e-5, atol=1e-3)
