@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from graphs import quick  # noqa: E402
+from graphs import ARCHS, compile_for, quick  # noqa: E402
 from torch_weights import EIGHT, FEW, ORDERED, K, N, Weight, floats, integers  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
@@ -85,6 +85,14 @@ def test_no_weight_is_written_for_a_gpu(ways: str, rows: int) -> None:
     results = {t.name for t in made.partition.graph.outputs}
     assert [t.name for k in made.kernels for t in k.group.writes if t.name not in results] == []
     assert len(made.kernels) == len(WAYS[ways])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernels_compile(arch: str) -> None:
+    rows = (4, 512)
+    graphs = [import_module(Products(w), given(m, torch.bfloat16)).graphs[0] for w in WAYS.values() for m in rows]
+    assert [k.name for k in compile_for(arch, graphs, target=target(arch)) if k.spill_bytes] == []
 
 
 def test_numbers_that_an_index_puts_in_order() -> None:
