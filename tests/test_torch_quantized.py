@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from graphs import quick  # noqa: E402
-from torch_weights import EIGHT, FEW, K, N, Weight, floats, integers  # noqa: E402
+from graphs import ARCHS, compile_for, quick  # noqa: E402
+from torch_weights import EIGHT, FEW, ORDERED, K, N, Weight, floats, integers  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
 from codegen.target import target  # noqa: E402
@@ -50,11 +50,11 @@ def compiled(module: Any, *inputs: Any) -> tuple[list[Any], Any]:
     return [*found], report
 
 
-def check(ways: Mapping[str, Weight], rows: int, dtype: Any) -> None:
+def check(ways: Mapping[str, Weight], rows: int, dtype: Any, packed: int = 0) -> None:
     x, unit = given(rows, dtype), torch.finfo(dtype).eps
     found, report = compiled(Products(ways), x)
     assert (report.kernels, report.left) == (len(ways), ())
-    assert report.packed <= N * x.element_size()  # no more than scales in another dtype
+    assert report.packed <= N * x.element_size() + packed  # no more than scales in another dtype
     for (name, way), y in zip(ways.items(), found):
         w = way.meant(*way.buffers.values())
         expected = x.double() @ w.t()
@@ -85,6 +85,19 @@ def test_no_weight_is_written_for_a_gpu(ways: str, rows: int) -> None:
     results = {t.name for t in made.partition.graph.outputs}
     assert [t.name for k in made.kernels for t in k.group.writes if t.name not in results] == []
     assert len(made.kernels) == len(WAYS[ways])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernels_compile(arch: str) -> None:
+    rows = (4, 512)
+    graphs = [import_module(Products(w), given(m, torch.bfloat16)).graphs[0] for w in WAYS.values() for m in rows]
+    assert [k.name for k in compile_for(arch, graphs, target=target(arch)) if k.spill_bytes] == []
+
+
+def test_numbers_that_an_index_puts_in_order() -> None:
+    """The tensor of the index is none of the graph's constants: numbers are put in order once, in a byte each."""
+    check(ORDERED, 3, torch.bfloat16, packed=2 * N * K)
 
 
 def test_other_dtypes_of_the_input() -> None:
@@ -160,3 +173,95 @@ def test_what_is_left_to_torch() -> None:
     report = fusegraph.torch.explain(module, x, w, *blocks, torch.tensor(0.5))
     reasons = sorted(why for _, _, why in report.left)
     assert [r[:8] for r in reasons] == ["a scale ", "scales o"], reasons
+
+
+# ---- training of what is beside such a weight
+
+
+class Adapted(torch.nn.Module):  # type: ignore[misc]
+    """A layer whose weight of 4 bits is frozen, and what is trained beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("p", integers(torch.uint8, N, K // 2))
+        self.register_buffer("s", torch.rand(N, 1, generator=torch.Generator().manual_seed(0)) / 8)
+        self.down = torch.nn.Parameter(torch.linspace(-1, 1, 4 * K).reshape(4, K))
+        self.up = torch.nn.Parameter(torch.linspace(-1, 1, 4 * N).reshape(N, 4))
+
+    def forward(self, x: Any) -> Any:
+        linear = torch.nn.functional.linear
+        w = (torch.stack([self.p & 15, self.p >> 4], -1).reshape(N, K).to(x.dtype) - 8) * self.s.to(x.dtype)
+        return linear(x, w) + linear(linear(x, self.down.to(x.dtype)), self.up.to(x.dtype))
+
+
+def test_a_training_step_keeps_no_unpacked_weight() -> None:
+    """The backward pass unpacks it again, in the kernel of the product that is the gradient of the input."""
+    module, x = Adapted(), given(5, torch.float32).requires_grad_()
+    torch._dynamo.reset()
+    fusegraph.torch.report(clear=True)
+    torch.compile(module, backend="fusegraph", fullgraph=True)(x).square().sum().backward()
+    found = [x.grad, module.down.grad, module.up.grad]
+    plans = [p.planned() for r in fusegraph.torch.report() for p in r.pieces]
+    assert len(plans) == 2
+    for made in plans:
+        assert made is not None
+        assert [t.name for k in made.kernels for t in k.group.writes if t.shape in ((N, K), (K, N))] == []
+    exact, wide = Adapted().double(), x.detach().double().requires_grad_()
+    exact(wide).square().sum().backward()
+    for gradient, expected in zip(found, (wide.grad, exact.down.grad, exact.up.grad), strict=True):
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+# ---- the operators of exported programs
+
+
+def test_operators_of_exported_quantised_programs() -> None:
+    """A linear layer with its weight in groups, its input rounded to 8 bits; and all operators against torch's own."""
+    pytest.importorskip("torch.ao.quantization.fx._decomposed", reason="torch has no quantized_decomposed")
+    q = torch.ops.quantized_decomposed
+    w, s, z = integers(torch.int8, N, K), torch.rand(N, K // 32) / 8 + 0.01, integers(torch.int8, N, K // 32).int()
+    rows, x = torch.rand(N) / 8 + 0.01, given(N, torch.float32)
+    zeros = torch.arange(N) - 30
+
+    def every(x: Any, w: Any, s: Any, z: Any, rows: Any, zeros: Any) -> list[Any]:
+        made = [
+            q.quantize_per_tensor(x, 0.03, 5, -128, 127, torch.int8),
+            q.quantize_per_tensor.tensor(x, rows[0], zeros[0], 0, 255, torch.uint8),
+            q.quantize_per_channel(x, rows, zeros, 0, -128, 127, torch.int8),
+            q.quantize_per_channel_group(x, s, z, -8, 7, torch.int8, 32),
+            q.quantize_per_token(x, rows[:, None], zeros[:, None], -128, 127, torch.int8),
+        ]
+        made += [
+            q.dequantize_per_tensor(w, 0.03, 5, -128, 127, torch.int8),
+            q.dequantize_per_tensor.tensor(w, rows[0], zeros[0], -128, 127, torch.int8, out_dtype=torch.float32),
+            q.dequantize_per_channel(w, rows, zeros, 0, -128, 127, torch.int8),
+            q.dequantize_per_channel_group(w, s, z, -128, 127, torch.int8, 32, torch.float32),
+            q.dequantize_per_token(w, rows[:, None], zeros[:, None], -128, 127, torch.int8, torch.float32),
+        ]
+        return made
+
+    with torch.no_grad():
+        found, report = compiled(
+            type("Every", (torch.nn.Module,), {"forward": lambda m, *a: every(*a)})(), x, w, s, z, rows, zeros
+        )
+    assert report.left == ()
+    for number, (a, b) in enumerate(zip(found, every(x, w, s, z, rows, zeros), strict=True)):
+        assert a.dtype == b.dtype
+        # 1 / scale may be rounded otherwise, which moves numbers halfway between two
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-6, atol=1.01 if number < 5 else 1e-6)
+        assert (a != b).double().mean() < 0.01 or number >= 5
+
+    class Layer(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            for name, value in {"w": w, "s": s, "z": z}.items():
+                self.register_buffer(name, value)
+
+        def forward(self, x: Any) -> list[Any]:
+            w = q.dequantize_per_channel_group(self.w, self.s, self.z, -128, 127, torch.int8, 32, torch.float32)
+            return [torch.nn.functional.linear(x, w)]
+
+    (y,), report = compiled(Layer(), x)
+    assert (report.kernels, report.packed, report.left) == (1, 0, ())
+    wide = ((w.double().reshape(N, -1, 32) - z[..., None]) * s.double()[..., None]).reshape(N, K)
+    torch.testing.assert_close(y.double(), x.double() @ wide.t(), rtol=1e-5, atol=1e-3)

@@ -199,7 +199,11 @@ MOVEMENT: list[Case] = [
     ("slice_scatter", lambda x, i, s: (torch.slice_scatter(x, s, 1, 2, 4), torch.select_scatter(x, s[:, 0], 1, -1))),
     (
         "slice_scatter of steps",
-        lambda x, i, s: (torch.slice_scatter(x, s, 1, 1, 5, 3), torch.slice_scatter(x, s[:, :0], 1, 5, 5, 2)),
+        lambda x, i, s: (
+            torch.slice_scatter(x, s, 1, 1, 5, 3),
+            torch.slice_scatter(x, s[:, :0], 1, 5, 5, 2),
+            torch.slice_scatter(x, s, 1, 0, 3, 2),
+        ),
     ),
     ("copy", lambda x, i, s: (aten.copy(x, s[:, :1]), aten.copy(x, i[0, 0]))),
     (

@@ -229,3 +229,36 @@ FEW: dict[str, Weight] = {
         lambda p, s, w: _of_blocks(w, s),
     ),
 }
+
+
+# ---- numbers in another order
+
+_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def _awq(x: Any, q: Any, zeros: Any, s: Any) -> Any:
+    """As AWQ's layers compute it: words along the columns, whose numbers an index puts in order."""
+    places = torch.arange(0, 32, 4, dtype=torch.int32)
+    w = torch.bitwise_right_shift(q[:, :, None], places[None, None, :]).to(torch.int8).view(K, -1)
+    z = torch.bitwise_right_shift(zeros[:, :, None], places[None, None, :]).to(torch.int8).view(K // G, -1)
+    order = torch.arange(N, dtype=torch.int32).view(-1, 8)[:, _ORDER].view(-1)
+    w, z = w[:, order] & 15, z[:, order] & 15
+    return x @ ((w - z.repeat_interleave(G, 0)) * s.repeat_interleave(G, 0))
+
+
+def _meant_by_awq(q: Any, zeros: Any, s: Any) -> Any:
+    w, z = (_words(t)[..., _ORDER].reshape(len(t), N) for t in (q, zeros))
+    return in_groups(w.t(), s.t(), z.t())
+
+
+ORDERED: dict[str, Weight] = {
+    "words of AWQ": Weight(
+        _awq,
+        {
+            "q": integers(torch.int32, K, N // 8),
+            "zeros": integers(torch.int32, K // G, N // 8),
+            "s": scales(K // G, N),
+        },
+        _meant_by_awq,
+    )
+}

@@ -276,7 +276,9 @@ class _Writer:
     def _fields(self, fields: _Fields) -> Tensor:
         first = fields.first
         x = self._apply("broadcast", self._spread(first.x), shape=self._wide)
-        places = self._apply("identity", self._apply("gen_index", x, axis=self._axis), dtype=fields.dtype)
+        places = self._apply("gen_index", x, axis=self._axis)
+        if places.dtype != fields.dtype:
+            places = self._apply("identity", places, dtype=fields.dtype)
         for name, start, step in (("shift_left", first.left, fields.left), ("shift_right", first.right, fields.right)):
             if start or step:
                 x = self._apply(name, x, self._bits(places, start, step))

@@ -36,6 +36,7 @@ from fusegraph.passes.masked_keys import bound_keys
 from fusegraph.passes.merged_groups import merge_groups
 from fusegraph.passes.operand_layouts import lay_out
 from fusegraph.passes.order_attention import order_attention
+from fusegraph.passes.orders import order_by_views
 from fusegraph.passes.packed_elements import unpack
 from fusegraph.passes.packing import PACKING, split_packing
 from fusegraph.passes.padded_channels import pad_channels
@@ -95,6 +96,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("sums of logits", sum_logits),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),
+    Pass("orders", order_by_views),
     Pass("positions", place),
     Pass("simplification", simplify),
     Pass("bit fields", join_fields),

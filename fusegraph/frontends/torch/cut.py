@@ -73,8 +73,8 @@ class Analysis:
         self.graph = graph
         self.forms = forms
         changed = {n.args[0] for n in graph.nodes if str(n.target) == COPY}
-        #: Those that the graph does not change.
-        self.parameters = frozenset(parameters) - changed
+        #: Those that the graph does not change, and tensors that the program wrote into its text.
+        self.parameters = frozenset(parameters) - changed | {n for n in graph.nodes if n.op == "get_attr"}
         self.donated = donated
         self.movable = movable
         #: The strides that were chosen for results.

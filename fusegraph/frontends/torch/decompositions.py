@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 
-from fusegraph.frontends.torch import random
+from fusegraph.frontends.torch import exchanged, random
 from fusegraph.frontends.torch.foreach import rules as of_lists
 from fusegraph.frontends.torch.table import FREE, HANDLERS
 from fusegraph.frontends.torch.whole_attention import attended
@@ -17,8 +17,13 @@ from fusegraph.frontends.torch.whole_attention import attended
 functional = torch.nn.functional
 
 
-@functools.cache
 def decompositions() -> Mapping[Any, Any]:
+    """Returns torch's rules, those of this module, and those of a library that a program may load at any time."""
+    return {**_known(), **exchanged.rules()}
+
+
+@functools.cache
+def _known() -> Mapping[Any, Any]:
     """Returns the core ATen decompositions except those of operators in the table, and those of this module."""
     aten = torch.ops.aten
     known = HANDLERS.keys() | FREE.keys()

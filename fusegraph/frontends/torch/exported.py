@@ -41,7 +41,7 @@ def _cut(program: Any, name: str) -> tuple[Analysis, Cut, dict[Piece, Graph]]:
     _write_changes(graph, signature)
     inner = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     names = {node: inner.get(node.name, node.name) for node in graph.nodes if node.op == "placeholder"}
-    parameters = [node for node in names if node.name in inner]
+    parameters = [n for n in names if n.name in inner or n.name in signature.inputs_to_lifted_tensor_constants]
     analysis = Analysis(graph, forms_of(graph, _hints(graph)), parameters)
     return analysis, *in_pieces(analysis, name, names)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusegraph.frontends.torch.table import pair
+from fusegraph.frontends.torch.table import FREE, pair
 
 aten = torch.ops.aten
 
@@ -20,6 +20,10 @@ _POOLS = {
     aten.max_pool2d_with_indices.default: (aten.max_pool2d_with_indices_backward.default, 2),
     aten.max_pool3d_with_indices.default: (aten.max_pool3d_with_indices_backward.default, 3),
 }
+#: Products whose kernels compute operands from what is stored.
+_PRODUCTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+#: What weights are unpacked by, beside functions of elements and views.
+_MOVES = ("aten.cat.default", "aten.slice_scatter.default", "aten._to_copy.default", "aten.clone.default")
 
 
 def keep_less(graph: Any) -> None:
@@ -27,6 +31,46 @@ def keep_less(graph: Any) -> None:
     _take_undetached(graph)
     _normalize_by_statistics(graph)
     _narrow_positions(graph)
+    _unpack_again(graph)
+
+
+def _unpack_again(graph: Any) -> None:
+    """Has the backward pass unpack weights of few bits again: products take them as they are stored."""
+    for node in graph.nodes:
+        for operand in node.all_input_nodes if str(node.target) in _PRODUCTS else ():
+            made, leaves = _made_of(operand)
+            sizes = [[*n.meta["val"].shape] for n in (operand, *leaves)]
+            if not leaves or any(type(size) is not int for shape in sizes for size in shape):
+                continue
+            whole, *stored = (prod(s) * n.meta["val"].element_size() for s, n in zip(sizes, (operand, *leaves)))
+            if sum(stored) < whole:
+                for each in made:
+                    if "recompute" not in each.meta:
+                        _again(each)
+
+
+def _made_of(tensor: Any) -> tuple[set[Any], list[Any]]:
+    """Returns what makes a tensor by movement and functions of elements alone, and the graph's inputs that it is of.
+
+    There are none if anything else does.
+    """
+    made: set[Any] = set()
+    leaves: dict[Any, None] = {}
+    stack = [tensor]
+    while stack:
+        node = stack.pop()
+        if node in made or node in leaves:
+            continue
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+            leaves[node] = None
+            continue
+        name, tags = str(node.target), getattr(node.target, "tags", ())
+        simple = torch.Tag.pointwise in tags or name in FREE or name in _MOVES
+        if node.op != "call_function" or not simple or torch.Tag.nondeterministic_seeded in tags:
+            return set(), []
+        made.add(node)
+        stack += node.all_input_nodes
+    return made, [*leaves]
 
 
 def _take_undetached(graph: Any) -> None:

@@ -212,7 +212,7 @@ def _power_of_two(call: Call, x: Tensor) -> Tensor:
 
     Where the cast saturates, numbers are moved into float8_e8m0's range, of which 0 is the least then.
     """
-    graph, mode = call.graph, call.word("round_mode", "up", "down", "nearest")
+    graph, mode = call.graph, "up" if call["round_mode"] is None else call.word("round_mode", "up", "down", "nearest")
     narrow = x.dtype.is_float and x.dtype != float64
     wide, kind, places = (float32, int32, 23) if narrow else (float64, int64, 52)
     x = graph.cast(x, wide)
