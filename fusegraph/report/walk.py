@@ -42,26 +42,27 @@ class Origins:
         own = ((name, self.written_out.tensors[name]) for name in self._names.get(tensor.name, ()))
         return [name for name, t in own if t.shape == tensor.shape and t.dtype == tensor.dtype]
 
-    def read(self, kernel: Kernel) -> dict[str, Tensor]:
-        """Returns what a kernel reads, by the names of the graph's tensors: where it begins.
+    def read(self, kernel: Kernel) -> dict[str, None]:
+        """Returns what a kernel reads, as names of the graph's tensors: where it begins.
 
-        Of what has no such name, it is what was read to make it.
+        Of a view it is what it shows, too, and of what has no such name it is what was read to make it.
         """
         inside = {name for n in kernel.group.nodes for t in n.outputs for name in self.names(t)}
-        found: dict[str, Tensor] = {}
+        found: dict[str, None] = {}
         stack, seen = list(kernel.group.reads), set[str]()
         while stack:
             tensor = stack.pop()
             if tensor.name in seen:
                 continue
             seen.add(tensor.name)
-            names = self.names(tensor)
+            names = self.names(tensor) or self.names(tensor.base)
             group = self._group.get(tensor.name)
-            if names:
-                found |= dict.fromkeys(names, tensor)
-            elif group is not None:
-                stack += group.reads if group.family != "view" else [t for n in group.nodes for t in n.inputs]
-        return {name: tensor for name, tensor in found.items() if name not in inside}
+            found |= dict.fromkeys(names)
+            if group is not None and group.family == "view":
+                stack += [t for n in group.nodes for t in n.inputs]
+            elif group is not None and not names:
+                stack += group.reads
+        return {name: None for name in found if name not in inside}
 
     def user_node(self, name: str) -> Node:
         """Returns the node of the graph as built that a tensor is a result of, or a part of the making of."""
