@@ -397,6 +397,16 @@ def test_each_kernel_is_judged_by_what_it_read() -> None:
                 assert steps.behind(name, known)[0].node_count <= len(kernel.group.nodes)
 
 
+def test_no_alarm_for_attention_with_as_many_keys_as_channels() -> None:
+    """Scores are of the result's shape then, and part of the node that passes make of it."""
+    graph = fg.Graph("attention")
+    q, k, v = (graph.tensor(name, (1, 2, 16, 16)) for name in "qkv")
+    graph.output(graph.sdpa(q, k, v, name="fused"))
+    weights = graph.softmax(graph.matmul(k, graph.transpose(q, (0, 1, 3, 2)), name="scores") * 0.25, axis=-1)
+    graph.output(graph.matmul(weights, v, name="written"))
+    assert first_wrong(graph, random_inputs(graph), SETUP) is None
+
+
 def test_no_alarm_for_random_graphs() -> None:
     """Assignments, composites and views among them: what they read and write is told right."""
     for seed in (0, 1, 15):

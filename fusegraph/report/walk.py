@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from fusegraph.engines.base import Executable
@@ -30,12 +30,22 @@ class Origins:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph, self.written_out = graph, decompose(graph).graph
-        self._names: dict[str, list[str]] = {}
+        found: dict[str, dict[str, None]] = {}
         for old, new in plan.counterparts.items():
             if old.name in self.written_out.tensors:
                 for place in (new, *plan.copies.get(new, ())):
-                    self._names.setdefault(place.name, []).append(old.name)
+                    found.setdefault(place.name, {})[old.name] = None
+        self._names = {place: [name for name in names if self._is_last(name, names)] for place, names in found.items()}
         self._group = {t.name: g for g in plan.partition.groups for n in g.nodes for t in n.outputs}
+
+    def _is_last(self, name: str, names: Container[str]) -> bool:
+        """Tells whether a tensor is what those of some names became: an input, or one that none of them is made of.
+
+        Of the nodes that a pass made one of, all are said to be where that is, but only the last has its result.
+        """
+        tensor = self.written_out.tensors[name]
+        readers = (t for n in self.written_out.consumers(tensor) for t in n.outputs)
+        return self.written_out.producer(tensor) is None or not any(t.name in names for t in readers)
 
     def names(self, tensor: Tensor) -> list[str]:
         """Returns the names of the graph's tensors that a tensor of the plan stands for."""
