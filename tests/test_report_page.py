@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,12 @@ from fusegraph.lowering.base import Options
 from fusegraph.origins import calling_line, written_for
 from fusegraph.plan import plan
 from fusegraph.report.page.facts import facts_of
-from fusegraph.report.page.file import save
+from fusegraph.report.page.file import load, save, write
 from fusegraph.report.page.times import with_times
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 H200 = target("h200")
+ROOT = Path(__file__).parents[1]
 
 
 def layers(count: int, name: str = "layers") -> Graph:
@@ -203,6 +206,27 @@ def test_names_of_users_are_text(driver, tmp_path):
         driver.execute_script(f"document.querySelector('#tab-{name}').click()")
     assert driver.execute_script("return window.bad") is None
     assert bad in text(driver, "#details")
+
+
+def test_registers_stand_beside_the_kernel(driver, tmp_path):
+    made = plan(layers(1, "one"), Options(target=H200))
+    opened(driver, write([made], H200, tmp_path / "one.html", title="one"))
+    click(driver, "[data-kernel='0']")
+    source = load(tmp_path / "one.html")["sources"][0]
+    assert f"registers{source['registers']}" in text(driver, "#details")
+
+
+@pytest.mark.slow
+def test_the_pictures_of_the_documentation(tmp_path):
+    """With FUSEGRAPH_UPDATE_GOLDEN=1 in the environment they are drawn into docs."""
+    pytest.importorskip("torch")
+    folder = ROOT / "docs" if os.environ.get("FUSEGRAPH_UPDATE_GOLDEN") else tmp_path
+    runpy.run_path(str(ROOT / "tools" / "report_pictures.py"))["main"](folder)
+    for name in ("report.png", "report-dark.png"):
+        drawn, shown = (file.read_bytes() for file in (folder / name, ROOT / "docs" / name))
+        assert drawn[:4] == shown[:4] == b"\x89PNG"
+        assert drawn[16:24] == shown[16:24]  # width and height
+        assert 0.5 < len(drawn) / len(shown) < 2
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from fusegraph.engines.base import Executable
@@ -30,38 +30,49 @@ class Origins:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph, self.written_out = graph, decompose(graph).graph
-        self._names: dict[str, list[str]] = {}
+        found: dict[str, dict[str, None]] = {}
         for old, new in plan.counterparts.items():
             if old.name in self.written_out.tensors:
                 for place in (new, *plan.copies.get(new, ())):
-                    self._names.setdefault(place.name, []).append(old.name)
+                    found.setdefault(place.name, {})[old.name] = None
+        self._names = {place: [name for name in names if self._is_last(name, names)] for place, names in found.items()}
         self._group = {t.name: g for g in plan.partition.groups for n in g.nodes for t in n.outputs}
+
+    def _is_last(self, name: str, names: Container[str]) -> bool:
+        """Tells whether a tensor is what those of some names became: an input, or one that none of them is made of.
+
+        Of the nodes that a pass made one of, all are said to be where that is, but only the last has its result.
+        """
+        tensor = self.written_out.tensors[name]
+        readers = (t for n in self.written_out.consumers(tensor) for t in n.outputs)
+        return self.written_out.producer(tensor) is None or not any(t.name in names for t in readers)
 
     def names(self, tensor: Tensor) -> list[str]:
         """Returns the names of the graph's tensors that a tensor of the plan stands for."""
         own = ((name, self.written_out.tensors[name]) for name in self._names.get(tensor.name, ()))
         return [name for name, t in own if t.shape == tensor.shape and t.dtype == tensor.dtype]
 
-    def read(self, kernel: Kernel) -> dict[str, Tensor]:
-        """Returns what a kernel reads, by the names of the graph's tensors: where it begins.
+    def read(self, kernel: Kernel) -> dict[str, None]:
+        """Returns what a kernel reads, as names of the graph's tensors: where it begins.
 
-        Of what has no such name, it is what was read to make it.
+        Of a view it is what it shows, too, and of what has no such name it is what was read to make it.
         """
         inside = {name for n in kernel.group.nodes for t in n.outputs for name in self.names(t)}
-        found: dict[str, Tensor] = {}
+        found: dict[str, None] = {}
         stack, seen = list(kernel.group.reads), set[str]()
         while stack:
             tensor = stack.pop()
             if tensor.name in seen:
                 continue
             seen.add(tensor.name)
-            names = self.names(tensor)
+            names = self.names(tensor) or self.names(tensor.base)
             group = self._group.get(tensor.name)
-            if names:
-                found |= dict.fromkeys(names, tensor)
-            elif group is not None:
-                stack += group.reads if group.family != "view" else [t for n in group.nodes for t in n.inputs]
-        return {name: tensor for name, tensor in found.items() if name not in inside}
+            found |= dict.fromkeys(names)
+            if group is not None and group.family == "view":
+                stack += [t for n in group.nodes for t in n.inputs]
+            elif group is not None and not names:
+                stack += group.reads
+        return {name: None for name in found if name not in inside}
 
     def user_node(self, name: str) -> Node:
         """Returns the node of the graph as built that a tensor is a result of, or a part of the making of."""
