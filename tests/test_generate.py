@@ -264,13 +264,16 @@ def test_a_step_copies_no_cache_and_reads_what_is_filled(example: ModuleType) ->
 
 
 @pytest.mark.slow
-def test_tokens_are_drawn_in_the_graph(example: ModuleType, tmp_path: Path) -> None:
-    """The same ones for a seed, others for another; all of the likeliest three, and no others."""
+@pytest.mark.parametrize("how", [{"top_k": 3}, {"top_k": 20, "top_p": 0.5}], ids=str)
+def test_tokens_are_drawn_in_the_graph(how: dict[str, Any], example: ModuleType, tmp_path: Path) -> None:
+    """The same ones for a seed, others for another; all of the likeliest three, and no others, or of those that have
+    a share of the probability together.
+    """
     made, given = checkpoint(tmp_path, "qwen2"), [5, 6, 7]
     model, weights = example.loaded(tmp_path, "fp32")
     texts = []
     for seed in (1, 1, 2):
-        run = example.Generation(model, weights, given, 4, 9, "cpu", seed, temperature=1.5, top_k=3)
+        run = example.Generation(model, weights, given, 4, 9, "cpu", seed, temperature=1.5, **how)
         texts.append(list(example.generate(run, 4))[-1])
         assert texts[-1].shape == (4, 9)
     assert (texts[0] == texts[1]).all()
@@ -278,8 +281,12 @@ def test_tokens_are_drawn_in_the_graph(example: ModuleType, tmp_path: Path) -> N
     ranks = set()
     for row in texts[0].tolist():
         logits = logits_of("qwen2", made, row)
-        ranks |= {int((logits[at] > logits[at][row[at + 1]]).sum()) for at in range(2, 8)}
-    assert ranks == {0, 1, 2}
+        for at in range(2, 8):
+            likelier = logits[at] > logits[at][row[at + 1]]
+            p = np.exp((logits[at] - logits[at].max()) / 1.5)
+            assert p[likelier].sum() < how.get("top_p", 1) * np.sort(p)[-how["top_k"] :].sum()
+            ranks.add(int(likelier.sum()))
+    assert ranks == {0, 1, 2} if how == {"top_k": 3} else len(ranks) > 1
 
 
 def test_a_text_ends(example: ModuleType) -> None:

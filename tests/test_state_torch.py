@@ -376,6 +376,52 @@ def test_decoders_of_transformers(name: str, made: list[KernelExecutable[Any]]) 
             assert all(spec.bounds for spec in attention)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "Gemma"])
+def test_prompts_of_decoders(name: str) -> None:
+    """A prompt and the steps after it, both compiled, with a cache that was there before, in bfloat16."""
+    transformers = pytest.importorskip("transformers")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    kind, sizes = DECODERS[name]
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model = getattr(transformers, kind)(config).eval().bfloat16()
+    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def decoded(step: Any) -> tuple[Any, Any]:
+        cache = transformers.StaticCache(config=config, max_cache_len=23)
+        cache.early_initialization(2, heads, depth, torch.bfloat16, torch.device("cpu"))
+        tokens = torch.arange(10).reshape(2, 5), *(torch.full((2, 1), n) for n in range(3))
+        with torch.no_grad():
+            logits = [step(input_ids=x, past_key_values=cache, use_cache=True).logits.clone() for x in tokens]
+        return logits, [x for layer in cache.layers for x in (layer.keys, layer.values)]
+
+    fusegraph.torch.report(clear=True)
+    found = decoded(torch.compile(model, backend="fusegraph", fullgraph=True))
+    functions = fusegraph.torch.report(clear=True)
+    torch.testing.assert_close(found, decoded(model), rtol=2e-2, atol=2e-2)
+    assert [len(function.pieces) for function in functions] == [1, 1]
+    for plan in (function.pieces[0].planned() for function in functions):
+        assert plan is not None
+        assert len(plan.graph.updates) == 6
+
+
+@pytest.mark.slow
+def test_transformers_generate() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    how = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static", "eos_token_id": None}
+    prompt = torch.arange(10).reshape(2, 5)
+    expected = model.generate(prompt, pad_token_id=0, **how)
+    model.forward = torch.compile(model.forward, backend="fusegraph", fullgraph=True)
+    fusegraph.torch.report(clear=True)
+    assert torch.equal(model.generate(prompt, pad_token_id=0, **how), expected)
+    assert [len(function.pieces) for function in fusegraph.torch.report(clear=True)] == [1, 1]
+
+
 def test_numbers_that_count(made: list[KernelExecutable[Any]]) -> None:
     """A number that the program changes is data: what is compiled when it has changed once serves all its values."""
 
