@@ -17,9 +17,11 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache, reduce
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
+
+from codegen.size_expressions import by_remainders, combined, limits_of, parts_of, replaced, symbol, value, written
 
 
 class Bounds(NamedTuple):
@@ -39,7 +41,7 @@ def _operator(operation: str, compute: _Operator) -> tuple[_Operator, _Operator]
         if not isinstance(a, int) or not isinstance(b, int):
             return NotImplemented
         left, right = (x.expression if isinstance(x, Size) else int(x) for x in (a, b))
-        made = _expression(operation, left, right)
+        made = combined(operation, left, right)
         if made.is_Integer:
             return int(made)
         found = Size(compute(int(a), int(b)), made, _dims(a) | _dims(b))
@@ -78,7 +80,7 @@ class Size(int):
     @property
     def written(self) -> str:
         """The expression as text, of which `expression` makes it again."""
-        return _written(self.expression)
+        return written(self.expression)
 
     def __hash__(self) -> int:
         return hash(self.expression)
@@ -128,7 +130,7 @@ class Size(int):
 
 def dimension(name: str, value: int, bounds: Bounds) -> Size:
     """Returns what a symbol stands for."""
-    return Size(value, _symbol(name), {name: bounds})
+    return Size(value, symbol(name), {name: bounds})
 
 
 def _is_single(size: Size) -> bool:
@@ -144,122 +146,12 @@ def _dims(value: int) -> dict[str, Bounds]:
     return dict(value.dims) if isinstance(value, Size) else {}
 
 
-# ---- expressions
-
-
-@cache
-def _symbol(name: str) -> Any:
-    import sympy
-
-    return sympy.Symbol(name, integer=True, positive=True)
-
-
-@cache
-def _quotient() -> Any:
-    """Returns the function of an integer and a divisor that sympy leaves as it is: the quotient, rounded down."""
-    import sympy
-
-    return sympy.Function("quotient", integer=True)
-
-
-@cache
-def _remainder() -> Any:
-    import sympy
-
-    return sympy.Function("remainder", integer=True)
-
-
-@cache
-def _smaller() -> Any:
-    import sympy
-
-    return sympy.Function("smaller", integer=True)
-
-
-@cache
-def _expression(operation: str, a: Any, b: Any) -> Any:
-    """Returns the expression of an operation: sums are written out, quotients that are whole are no quotients."""
-    import sympy
-
-    a, b = sympy.sympify(a), sympy.sympify(b)
-    if operation in ("add", "sub"):  # of what is written out already: sympy's expand takes far longer
-        return a + b if operation == "add" else a + _product(sympy.Integer(-1), b)
-    if operation == "mul":
-        return _product(a, b)
-    if operation == "smaller":
-        return sympy.Integer(min(a, b)) if a.is_Integer and b.is_Integer else _smaller()(a, b)
-    whole, rest = _divided(a, b)
-    if operation == "remainder":
-        return rest if rest.is_Integer else _remainder()(rest, b)
-    if rest == 0:
-        return whole
-    if rest.is_Integer and b.is_Integer:
-        return whole
-    nested = [t for t in sympy.Add.make_args(rest) if t.func == _quotient() and t.args[1].is_Integer]
-    if b.is_Integer and len(nested) == 1:  # (n // 4 + 1) // 2 is (n + 4) // 8
-        inner, by = nested[0].args
-        return sympy.expand(whole) + _expression("quotient", sympy.expand(inner + by * (rest - nested[0])), by * b)
-    if rest.could_extract_minus_sign():  # rounded up: -(-n // 8) is (n + 7) // 8
-        return sympy.expand(whole - _quotient()(sympy.expand(b - rest - 1), b))
-    return sympy.expand(whole + _quotient()(rest, b))
-
-
-def _product(a: Any, b: Any) -> Any:
-    return (a * b).expand() if a.is_Add or b.is_Add else a * b
-
-
-def _divided(a: Any, b: Any) -> tuple[Any, Any]:
-    """Returns expressions of a quotient and a rest: the terms that a divisor divides, and the others.
-
-    Of a number that is a term, the rest has what is left of it.
-    """
-    import sympy
-
-    if b.is_Integer:
-        whole = rest = sympy.Integer(0)
-        for factor, term in (t.as_coeff_Mul() for t in sympy.Add.make_args(a)):
-            if term == 1:
-                times, left = divmod(int(factor), int(b))
-            else:
-                times, left = divmod(int(factor), int(b)) if factor % b == 0 else (0, factor)
-            whole, rest = whole + times * term, rest + left * term
-        return whole, rest
-    found = sympy.expand(sympy.cancel(a / b)) if b.is_Add else sympy.Add(*(t / b for t in sympy.Add.make_args(a)))
-    return (found, sympy.Integer(0)) if found.is_polynomial() and _integral(found) else (sympy.Integer(0), a)
-
-
-def _integral(expression: Any) -> bool:
-    """Tells whether all coefficients of a polynomial are integers."""
-    import sympy
-
-    return all(t.as_coeff_Mul()[0].is_Integer for t in sympy.Add.make_args(sympy.expand(expression)))
-
-
 #: Every identifier that stands for an expression, and a Size with this expression.
 _NAMED: dict[str, Size] = {}
 #: What the identifiers of expressions begin with.
 PREFIX = "size_"
 #: Such an identifier.
 MARK = re.compile(rf"\b{PREFIX}\w+")
-
-
-@cache
-def _written(expression: Any) -> str:
-    return str(expression)
-
-
-@cache
-def expression(written: str, names: tuple[str, ...]) -> Any:
-    """Returns the expression of a text, in symbols of these names."""
-    import sympy
-
-    known = {
-        "quotient": _quotient(),
-        "remainder": _remainder(),
-        "smaller": _smaller(),
-        **{name: _symbol(name) for name in names},
-    }
-    return sympy.sympify(written, locals=known)
 
 
 def _identifier(size: Size) -> str:
@@ -287,37 +179,6 @@ _SPELLED: dict[str, Any] = {}
 def named(text: str) -> list[Size]:
     """Returns Sizes for which identifiers in a text stand, in the order in which they are first named."""
     return [_NAMED[name] for name in dict.fromkeys(MARK.findall(text)) if name in _NAMED]
-
-
-@cache
-def _function(expression: Any) -> Callable[[Mapping[str, int]], int]:
-    """Returns the function of sizes by name that an expression is."""
-    code = compile(f"lambda sizes: {_python(expression)}", "<size>", "eval")
-    made: Callable[[Mapping[str, int]], int] = eval(code, {"__builtins__": {}})
-    return made
-
-
-def _python(e: Any) -> str:
-    """Returns an expression as Python's."""
-    if e.is_Integer:
-        return f"({int(e)})"
-    if e.is_Symbol:
-        return f"sizes[{e.name!r}]"
-    parts = [_python(part) for part in e.args]
-    if e.is_Add:
-        return f"({' + '.join(parts)})"
-    if e.is_Mul:
-        return f"({' * '.join(parts)})"
-    if e.is_Pow:
-        return f"({parts[0]} ** {parts[1]})"
-    if e.func == _smaller():
-        return f"(({parts[0]}) if ({parts[0]}) < ({parts[1]}) else ({parts[1]}))"
-    return f"({parts[0]} {'//' if e.func == _quotient() else '%'} {parts[1]})"
-
-
-def value(expression: Any, sizes: Mapping[str, int]) -> int:
-    """Returns the value of an expression where dimensions have these sizes, by name."""
-    return _function(expression)(sizes)
 
 
 def most(size: int) -> int:
@@ -367,49 +228,12 @@ def limits(size: int) -> tuple[int, int]:
     """
     if not isinstance(size, Size):
         return size, size
-    low, high = _limits(size.expression, size.dims)
+    low, high = limits_of(size.expression, size.dims)
     expression = size.expression
-    while (other := _by_remainders(expression)) != expression:
-        expression, (least, most) = other, _limits(other, size.dims)
+    while (other := by_remainders(expression)) != expression:
+        expression, (least, most) = other, limits_of(other, size.dims)
         low, high = max(low, least), min(high, most)
     return low, high
-
-
-@cache
-def _by_remainders(expression: Any) -> Any:
-    """Returns an expression with remainders for quotients where that is whole: n - n % 8 for 8 * (n // 8)."""
-    import sympy
-
-    terms = []
-    for term in sympy.Add.make_args(expression):
-        factor, other = term.as_coeff_Mul()
-        if other.func == _quotient() and other.args[1].is_Integer and factor % other.args[1] == 0:
-            term = factor / other.args[1] * (other.args[0] - _remainder()(*other.args))
-        terms.append(term)
-    return sympy.expand(sympy.Add(*terms))
-
-
-def _limits(e: Any, dims: Mapping[str, Bounds]) -> tuple[int, int]:
-    if e.is_Integer:
-        return int(e), int(e)
-    if e.is_Symbol:
-        return tuple(dims[e.name])  # type: ignore[return-value]
-    parts = [_limits(part, dims) for part in e.args]
-    if e.is_Add:
-        return sum(low for low, _ in parts), sum(high for _, high in parts)
-    if e.is_Mul or e.is_Pow:
-        combine = operator.mul if e.is_Mul else operator.pow
-        ends = reduce(lambda some, more: [combine(a, b) for a in some for b in more], parts[1:], list(parts[0]))
-        return min(ends + [0] * (e.is_Pow and parts[0][0] < 0)), max(ends)
-    (low, high), (least, most) = parts
-    if e.func == _smaller():
-        return min(low, least), min(high, most)
-    if least < 1:
-        raise ArithmeticError(f"{e} may divide by 0")
-    if e.func == _quotient():
-        ends = [a // b for a in (low, high) for b in (least, most)]
-        return min(ends), max(ends)
-    return (low, high) if low >= 0 and high < least else (0, most - 1)
 
 
 def at(
@@ -434,7 +258,7 @@ def at(
         if within is not None:
             dims = {name: within[name] for name in dims}
         if not dims.keys().isdisjoint(fixed):
-            expression = _with(expression, tuple((name, sizes[name]) for name in dims if name in fixed))
+            expression = replaced(expression, tuple((name, sizes[name]) for name in dims if name in fixed))
             dims = {name: bounds for name, bounds in dims.items() if name not in fixed}
         return found if expression.is_Integer else Size(found, expression, dims)
 
@@ -448,7 +272,7 @@ def in_units(part: Any, units: Mapping[str, int]) -> Any:
         if size.dims.keys().isdisjoint(units):
             return size
         known = {n: (f"{n}_by_{k}", k) for n, k in units.items() if n in size.dims}
-        expression = _with(size.expression, tuple((n, k * _symbol(new)) for n, (new, k) in known.items()))
+        expression = replaced(size.expression, tuple((n, k * symbol(new)) for n, (new, k) in known.items()))
         dims = {
             known[n][0] if n in known else n: Bounds(-(-b.min // units[n]), b.max // units[n]) if n in known else b
             for n, b in size.dims.items()
@@ -472,7 +296,7 @@ def corners(part: Any) -> Iterator[dict[str, int]]:
 
 def has_sums(part: Any) -> bool:
     """Tells whether a Size in tuples, lists, dicts and data classes is a sum, such as n + 1."""
-    return any(e.is_Add for size in sizes_in(part) for e in _parts(size.expression))
+    return any(e.is_Add for size in sizes_in(part) for e in parts_of(size.expression))
 
 
 def sizes_in(part: Any) -> list[Size]:
@@ -487,59 +311,39 @@ def sizes_in(part: Any) -> list[Size]:
     return found
 
 
-def _parts(expression: Any) -> Iterator[Any]:
-    yield expression
-    for part in expression.args:
-        yield from _parts(part)
-
-
 def values(part: Any) -> Any:
     """Returns tuples, lists, dicts and data classes with plain integers in place of the Sizes in them."""
     return _changed(part, int)
 
 
-@cache
-def _with(expression: Any, known: tuple[tuple[str, Any], ...]) -> Any:
-    """Returns an expression in which some symbols are numbers or other expressions."""
-    import sympy
-
-    if expression.is_Symbol:
-        return sympy.sympify(dict(known).get(expression.name, expression))
-    if expression.is_Integer:
-        return expression
-    parts = [_with(part, known) for part in expression.args]
-    if expression.func == _quotient():
-        return _expression("quotient", *parts)
-    if expression.func == _remainder():
-        return _expression("remainder", *parts)
-    if expression.func == _smaller():
-        return _expression("smaller", *parts)
-    return sympy.expand(expression.func(*parts))
-
-
 def _changed(part: Any, change: Callable[[Size], int]) -> Any:
+    kind = type(part)
+    if kind in _WITHOUT_PARTS:
+        return part
     if isinstance(part, Size):
         return change(part)
-    if type(part) in (int, str, float, bool) or part is None:
-        return part
     if isinstance(part, tuple | list):
         made = [_changed(p, change) for p in part]
-        if all(new is old for new, old in zip(made, part)):
+        if all(map(operator.is_, made, part)):
             return part
-        return type(part)(*made) if hasattr(part, "_fields") else type(part)(made)
+        return kind(*made) if hasattr(part, "_fields") else kind(made)
     if isinstance(part, dict):
         return {key: _changed(p, change) for key, p in part.items()}
-    if is_dataclass(part) and not isinstance(part, type):
-        changed = {}
-        for field in fields(part):
-            old = getattr(part, field.name)
-            new = _changed(old, change)
-            if new is not old:
-                changed[field.name] = new
-        return replace(part, **changed) if changed else part
-    return part
+    if (names := _FIELDS.get(kind)) is None:
+        names = _FIELDS[kind] = tuple(f.name for f in fields(part)) if is_dataclass(kind) else ()
+    changed = {}
+    for name in names:
+        old = getattr(part, name)
+        if (new := _changed(old, change)) is not old:
+            changed[name] = new
+    return replace(part, **changed) if changed else part
+
+
+_WITHOUT_PARTS = frozenset({int, str, float, bool, type(None)})
+#: The fields of classes that were met, none of those that are no data classes: to ask a class takes longer.
+_FIELDS: dict[type, tuple[str, ...]] = {}
 
 
 def ctype(expression: Any, dims: Mapping[str, Bounds]) -> str:
     """Returns the C type that holds an expression at all sizes."""
-    return "int32" if max(map(abs, _limits(expression, dims))) < 2**31 else "int64"
+    return "int32" if max(map(abs, limits_of(expression, dims))) < 2**31 else "int64"

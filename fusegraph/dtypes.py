@@ -120,3 +120,16 @@ def sum_dtype(source: DType, result: DType) -> DType:
     if source.min == 0 and source.bits >= 32:
         return uint64 if wide else uint32
     return int64 if wide else int32
+
+
+def scalar_dtype(value: bool | int | float, like: DType) -> DType:
+    """Returns the dtype of a Python number next to a tensor: the tensor's, unless it cannot hold such a number."""
+    if isinstance(value, bool):
+        return bool_
+    if isinstance(value, int):
+        if like.is_bool:
+            return int32
+        if like.is_int and not like.min <= value <= like.max:
+            return next((d for d in (int32, int64, uint64) if d.min <= value <= d.max), int64 if value < 0 else uint64)
+        return like
+    return like if like.is_float else float32

@@ -20,14 +20,14 @@ import numpy as np
 from codegen.sizes import Size, least, most
 from fusegraph import origins
 from fusegraph.calls import Call
-from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, bool_, float32, float64, int32, int64, uint64
+from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, float32, float64, int32, int64, scalar_dtype
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, LayoutError, ShapeError, shown
-from fusegraph.layout import check_shape, check_strides, layout_strides, overlaps, packed_strides, stride_order
+from fusegraph.layout import check_shape, given_strides, overlaps, packed_strides, stride_order
 from fusegraph.methods import METHODS
 from fusegraph.operations import Operations
 from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import checked
-from fusegraph.ops.base import REQUIRED, Kind, Op, Role
+from fusegraph.ops.base import REQUIRED, Kind, Op, check_stored_only
 from fusegraph.ops.contraction import COMPUTE_DTYPES
 from fusegraph.ops.convert import convert, from_reference, to_reference
 from fusegraph.ops.size import SIZE
@@ -109,7 +109,7 @@ class Graph(Operations):
         check_name("tensor", name)
         sizes = check_shape(shape)
         try:
-            steps = _strides(sizes, layout, strides) or packed_strides(sizes)
+            steps = given_strides(sizes, layout, strides) or packed_strides(sizes)
         except LayoutError as error:
             raise LayoutError(f"tensor {name!r}: {error}") from None
         result = self._add_tensor(name, sizes, steps, as_dtype(dtype) if dtype is not None else self.io_dtype)
@@ -192,7 +192,7 @@ class Graph(Operations):
         if tensor in self.outputs:
             raise GraphError(f"tensor {tensor.name!r} is an output already; use identity to return it twice")
         try:
-            tensor.strides = _strides(tensor.shape, layout, strides) or tensor.strides
+            tensor.strides = given_strides(tensor.shape, layout, strides) or tensor.strides
             if overlaps(tensor.shape, tensor.strides):
                 raise LayoutError(f"strides {tensor.strides} of shape {tensor.shape} make elements share an address")
         except LayoutError as error:
@@ -415,7 +415,7 @@ class Graph(Operations):
                     raise DTypeError(f"{label}, operand {names[index]!r}: {shown(operand)} does not fit in int64")
                 yield self.constant(operand, dtype=int64)
             elif isinstance(operand, (bool, int, float)) and tensors:
-                dtype = _scalar_dtype(operand, tensors[0].dtype)
+                dtype = scalar_dtype(operand, tensors[0].dtype)
                 if not dtype.min <= operand <= dtype.max and (isinstance(operand, int) or math.isfinite(operand)):
                     raise DTypeError(
                         f"{label}, operand {names[index]!r}: {shown(operand)} does not fit in {dtype}, "
@@ -478,36 +478,6 @@ class Graph(Operations):
         while f"{stem}_{count}" in self.tensors:
             count += 1
         return f"{stem}_{count}"
-
-
-def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
-    """Raises DTypeError if an op would compute in a type for storage: these are only cast, moved, selected."""
-    packed = next((d for d in dtypes if d.is_packed), None)
-    if packed is not None and op.kind is not Kind.MOVEMENT and op.role not in (Role.CAST, Role.SELECT):
-        wide = "int8 or a float" if packed.is_int else f"{packed.carrier if packed.min > 0 else 'float16'} or float32"
-        raise DTypeError(f"{op.name} does not compute in {packed}, which is for storage; cast to {wide}")
-
-
-def _scalar_dtype(value: bool | int | float, like: DType) -> DType:
-    """Returns the dtype of a Python number next to a tensor: the tensor's, unless it cannot hold such a number."""
-    if isinstance(value, bool):
-        return bool_
-    if isinstance(value, int):
-        if like.is_bool:
-            return int32
-        if like.is_int and not like.min <= value <= like.max:
-            return next((d for d in (int32, int64, uint64) if d.min <= value <= d.max), int64 if value < 0 else uint64)
-        return like
-    return like if like.is_float else float32
-
-
-def _strides(shape: tuple[int, ...], layout: str | None, strides: Iterable[int] | None) -> tuple[int, ...] | None:
-    """Returns the strides, from a layout or as given; None without either.  Raises LayoutError, also for both."""
-    if layout is not None and strides is not None:
-        raise LayoutError("give a layout or strides, not both")
-    if strides is not None:
-        return check_strides(shape, strides)
-    return None if layout is None else layout_strides(shape, layout)
 
 
 def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -> tuple[int, ...]:

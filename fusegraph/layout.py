@@ -5,7 +5,7 @@ Shapes are always logical (N, C, H, W for images, as in cuDNN); only the strides
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from codegen.sizes import at, corners
@@ -151,3 +151,12 @@ def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
     """Tells whether two sets of strides address the same elements; dimensions of size 1 do not matter."""
     return 0 in shape or all(size == 1 or x == y for size, x, y in zip(shape, a, b))
+
+
+def given_strides(shape: tuple[int, ...], layout: str | None, strides: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Returns the strides, from a layout or as given; None without either.  Raises LayoutError, also for both."""
+    if layout is not None and strides is not None:
+        raise LayoutError("give a layout or strides, not both")
+    if strides is not None:
+        return check_strides(shape, strides)
+    return None if layout is None else layout_strides(shape, layout)

@@ -111,7 +111,6 @@ MORE: dict[str, Callable[[], Any]] = {
 
 def fault(call: Callable[[Any], object], make: Callable[[], Any]) -> str | None:
     """Returns what is wrong with how a call handles a value: an error that is not fusegraph's, or no answer in time.
-    None if nothing is wrong.
 
     None if nothing is wrong.
     """

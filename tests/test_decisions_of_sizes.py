@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fusegraph as fg
-from codegen.sizes import Bounds, Size, below, dimension, larger, limits, smaller, value
+from codegen.size_expressions import value
+from codegen.sizes import Bounds, Size, below, dimension, larger, limits, smaller
 from fusegraph.errors import GraphError, LayoutError, ShapeError
 from fusegraph.lowering.base import Options
 from fusegraph.passes.parameters import fixed

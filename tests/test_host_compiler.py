@@ -288,7 +288,7 @@ def test_empty_grid_launches_nothing(cache: DiskCache) -> None:
 
 
 def test_only_kernels_of_many_threads_are_optimised() -> None:
-    few, many = add(), replace(add(), grid=(65536, 1, 1))
-    assert [_optimization([k]) for k in (few, many)] == ["-Og", "-O2"]
+    few, some, many = (replace(add(), grid=(blocks, 1, 1)) for blocks in (1, 16384, 65536))
+    assert [_optimization([k]) for k in (few, some, many)] == ["-O0", "-Og", "-O2"]
     assert _optimization([replace(few, grid=(4096, 1, 1), uses_barriers=True)]) == "-O2"
-    assert _optimization([few] * 40 + [many]) == "-Og", "compiling the others well would take longer"
+    assert _optimization([some] * 40 + [many]) == "-Og", "compiling the others well would take longer"

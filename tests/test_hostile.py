@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer.main
 from graphs import quick
 from hostile_values import MORE, OTHER, VALUES, fault, use
 
 import fusegraph as fg
 from fusegraph import functional
-from fusegraph.cli import app, main
+from fusegraph.cli import command, main
 from fusegraph.errors import ArgumentError, AttributeValueError, CompileError, OutOfMemoryError, ShapeError
 from fusegraph.layout import MAX_RANK
 from fusegraph.methods import METHODS
@@ -323,9 +322,8 @@ def answered(arguments: list[str]) -> str | None:
 
 
 def command_lines() -> Iterator[list[str]]:
-    commands: Any = typer.main.get_command(app)
-    for name, command in commands.commands.items():
-        for parameter in command.params:
+    for name, each in command().commands.items():
+        for parameter in each.params:
             if parameter.param_type_name == "argument":
                 yield from ([name, text] for text in TEXTS)
             elif not parameter.is_flag and name != "doctor":

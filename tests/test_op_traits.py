@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +50,10 @@ def _holds_name(e: ast.AST, variables: bool) -> bool:
     return _is_name(e, variables) or any(_holds_name(x, variables) for x in inner)
 
 
-def _known_as(tree: ast.AST, variables: bool) -> set[str]:
+def _known_as(nodes: Iterable[ast.AST], variables: bool) -> set[str]:
     """Returns the variables that an op's name, or several names, are assigned to."""
     found = set()
-    for n in ast.walk(tree):
+    for n in nodes:
         if isinstance(n, (ast.Assign, ast.NamedExpr)):
             for target in n.targets if isinstance(n, ast.Assign) else [n.target]:
                 several = isinstance(target, ast.Tuple) and isinstance(n.value, ast.Tuple)
@@ -65,9 +65,12 @@ def _known_as(tree: ast.AST, variables: bool) -> set[str]:
 def comparisons(source: str, variables: bool = True) -> Iterator[int]:
     """Yields the lines that compare an op, or its name, with anything but another node's op or None."""
     tree = ast.parse(source)
-    scopes = [n for n in ast.walk(tree) if isinstance(n, (ast.Module, ast.FunctionDef))]
-    for scope in scopes:
-        known = _known_as(scope, variables) if isinstance(scope, ast.FunctionDef) else set()
+    every = [*ast.walk(tree)]
+    scopes = [(every, set[str]())]
+    for function in every:
+        if isinstance(function, ast.FunctionDef) and (known := _known_as(inside := [*ast.walk(function)], variables)):
+            scopes.append((inside, known))
+    for nodes, known in scopes:
 
         def asks(e: ast.AST, known: set[str] = known) -> bool:
             inner = (
@@ -76,12 +79,12 @@ def comparisons(source: str, variables: bool = True) -> Iterator[int]:
             own = _is_name(e, variables) or _is_op(e, variables) or (isinstance(e, ast.Name) and e.id in known)
             return own or any(asks(x) for x in inner if not isinstance(e, ast.Call) or _is_set(e))
 
-        for n in ast.walk(scope):
+        for n in nodes:
             if isinstance(n, ast.Compare):
                 sides = [n.left, *n.comparators]
                 none = any(isinstance(x, ast.Constant) and x.value is None for x in sides)
-                nodes = all(isinstance(x, ast.Attribute) and x.attr == "op" for x in sides)
-                if not none and not nodes and any(map(asks, sides)):
+                ops = all(isinstance(x, ast.Attribute) and x.attr == "op" for x in sides)
+                if not none and not ops and any(map(asks, sides)):
                     yield n.lineno
             elif isinstance(n, ast.Match) and asks(n.subject):
                 yield n.lineno

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driver_double import CAPTURING, library, log, run_double
 from graphs import check_all
+from test_packing_launches import layer
 
 import fusegraph as fg
 from codegen.target import target
@@ -19,16 +19,7 @@ from fusegraph.errors import ArgumentError, OutOfMemoryError
 from fusegraph.lowering.base import Options
 from fusegraph.passes.parameters import memory
 from fusegraph.plan import plan
-from fusegraph.runtime.arrays import DeviceArray
 from fusegraph.runtime.cache import DiskCache
-
-
-def layer() -> Any:
-    """Returns a graph whose parameter is reduced, and so packed."""
-    graph = fg.Graph("layer")
-    x, w = graph.tensor("x", (64, 16)), graph.tensor("w", (16, 16), parameter=True)
-    graph.output(x * graph.reduction(w, mode="add", axes=0, keepdims=False), name="y")
-    return graph
 
 
 def columns() -> Any:
@@ -478,129 +469,3 @@ def test_plans_with_packing_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest
     without = made()
     without.parameters.clear()
     assert planned(without, options).packing is None
-
-
-# ---- the cuda engine, against the double of the driver
-
-
-def launches(lib: Any) -> list[str]:
-    """Returns the streams of the kernels launched since the log was emptied; then empties it."""
-    found = [line.split()[4] for line in log(lib) if line.startswith("launch ")]
-    lib.double_clear()
-    return found
-
-
-def double_packed_once() -> None:
-    lib = library()
-    executable = layer().compile("cuda")
-    x, w, other, y = (DeviceArray.empty(s, "float32") for s in ((64, 16), (16, 16), (16, 16), (64, 16)))
-    launches(lib)
-    executable(x, w, out=y, stream=5)
-    assert launches(lib) == ["0x5", "0x5"]
-    for _ in range(2):
-        executable(x, w, out=y, stream=6)
-        assert launches(lib) == ["0x6"]
-    executable(x, other, out=y)
-    assert len(launches(lib)) == 2
-    executable.repack()
-    executable(x, w, out=y)
-    assert len(launches(lib)) == 2
-    executable(x, w, out=y)
-    assert len(launches(lib)) == 1
-
-
-def double_recorded() -> None:
-    """What is packed while a stream is captured becomes part of the recording, which has copies of its own for that."""
-    lib = library()
-    executable = layer().compile("cuda")
-    x, w, y = (DeviceArray.empty(s, "float32") for s in ((64, 16), (16, 16), (64, 16)))
-    launches(lib)
-    for _ in range(2):
-        executable(x, w, out=y, stream=CAPTURING)
-        assert len(launches(lib)) == 2
-    executable(x, w, out=y)
-    launches(lib)
-    executable(x, w, out=y, stream=CAPTURING)
-    assert len(launches(lib)) == 1
-    held = executable.packed_bytes
-    assert held == 3 * 64
-    del w
-    assert executable.packed_bytes == held  # the recording reads it
-
-
-def double_given_up() -> None:
-    """What has been recorded can be replayed after packing has been given up."""
-    lib = library()
-    executable = layer().compile("cuda")
-    x, w, y = (DeviceArray.empty(s, "float32") for s in ((64, 16), (16, 16), (64, 16)))
-    executable(x, w, out=y)
-    executable(x, w, out=y, stream=CAPTURING)
-    lib.double_clear()
-    executable._built[16].packing._changes = packing.MOST_CHANGES
-    executable.repack()
-    executable(x, w, out=y)
-    executable(x, w, out=y)
-    done = [line.split()[0] for line in log(lib)]
-    assert done.count("launch") == 4
-    assert not {"free", "unload"} & {*done}
-
-
-def double_freed() -> None:
-    lib = library()
-    executable = layer().compile("cuda")
-    x, y = (DeviceArray.empty((64, 16), "float32") for _ in range(2))
-    live = lib.double_live()
-    for _ in range(3):
-        w = DeviceArray.empty((16, 16), "float32")
-        executable(x, w, out=y)
-        assert executable.packed_bytes == 64
-        del w
-        assert executable.packed_bytes == 0
-        assert lib.double_live() == live
-
-
-DOUBLES = [name for name in dict(globals()) if name.startswith("double_")]
-
-
-def test_with_the_double() -> None:
-    run_double("test_packing", *DOUBLES)
-
-
-def test_parameters_are_packed_once_for_all_sizes() -> None:
-    graph = fg.Graph("sized")
-    n, rng = fg.Dim("n", max=300), np.random.default_rng(0)
-    x, w = graph.tensor("x", (n, 64)), graph.tensor("w", (64, 64), parameter=True)
-    graph.output(x * graph.reduction(w, mode="max", axes=0, keepdims=False), name="y")
-    executable = graph.compile("cpu")
-    values = rng.normal(size=(64, 64)).astype(np.float32)
-    for rows in (1, 2, 7, 300):
-        a = rng.normal(size=(rows, 64)).astype(np.float32)
-        np.testing.assert_array_equal(executable(a, values), a * values.max(0))
-        assert executable.packed_bytes == 64 * 4
-    values *= 2
-    executable.repack()
-    np.testing.assert_array_equal(executable(a, values), a * values.max(0))
-
-
-def test_what_is_packed_may_not_depend_on_sizes_that_vary() -> None:
-    graph = fg.Graph("moved")
-    n = fg.Dim("n", max=16)
-    x, w = graph.tensor("x", (n, 64)), graph.tensor("w", (1, 64), parameter=True)
-    graph.output(x + graph.cumsum(graph.broadcast(w, (n, 64)), axis=0), name="y")
-    executable = graph.compile("cpu")
-    a = np.ones((16, 64), np.float32)
-    for rows in (1, 5, 16):
-        np.testing.assert_allclose(executable(a[:rows], a[:1]), 1 + np.cumsum(a[:rows], 0))
-
-
-def test_what_is_sliced_to_a_size_that_varies_is_not_packed() -> None:
-    graph = fg.Graph("positions", io_dtype="float32")
-    x = graph.tensor("x", (fg.Dim("n", max=32), 4))
-    table, w = graph.tensor("table", (32, 4), parameter=True), graph.tensor("w", (4, 4), parameter=True)
-    graph.output((x + table[: x.shape[0]] * 2.0) @ graph.reduction(w, "add", axes=1, keepdims=True), name="y")
-    executable = graph.compile("cpu")
-    rng = np.random.default_rng(0)
-    for n in (1, 5, 32):
-        arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in ((n, 4), (32, 4), (4, 4))]
-        expected = (arrays[0] + 2 * arrays[1][:n]) @ arrays[2].sum(1, keepdims=True)
-        np.testing.assert_allclose(executable(*arrays), expected, rtol=1e-5, atol=1e-5)

@@ -21,8 +21,9 @@ from partitions import check_decisions, groups, quotient
 import fusegraph as fg
 from fusegraph.errors import GraphError
 from fusegraph.lowering import KERNELS, GroupView, Lowered, Options
-from fusegraph.passes.fuse import _Quotient, fuse
+from fusegraph.passes.fuse import fuse
 from fusegraph.passes.partition import Partition
+from fusegraph.passes.quotient import Quotient
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
 
 OPS: dict[str, Callable[..., fg.Tensor]] = {
@@ -227,7 +228,7 @@ def test_large_graphs_take_seconds(graph, nodes):
 def test_what_groups_reach_is_known_after_merges():
     """Whatever groups are merged, in whatever order, that makes no cycle."""
     for seed in range(4):
-        groups, chance = _Quotient(simplify(seeded(seed, 40)).graph, {}), random.Random(seed)
+        groups, chance = Quotient(simplify(seeded(seed, 40)).graph, {}), random.Random(seed)
         while len(groups.members) > 1:
             pairs = [(a, b) for a, b in permutations(groups.members, 2) if groups.path_outside(a, b) is None]
             groups.merge(*chance.choice(pairs))

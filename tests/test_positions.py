@@ -10,8 +10,9 @@ import pytest
 
 import fusegraph as fg
 from codegen.attention.spec import AttentionSpec, Bound
+from fusegraph.passes.known import Known
 from fusegraph.passes.positions import place
-from fusegraph.passes.ranges import Known, ranges
+from fusegraph.passes.ranges import ranges
 from fusegraph.plan import plan
 
 # ---- claims

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fusegraph as fg
-from codegen.sizes import expression, value
+from codegen.size_expressions import expression, value
 from codegen.spec import Scalar
 from fusegraph.cli import main
 from fusegraph.engines import plans

@@ -24,6 +24,7 @@ PLANNING = [
     *(p for p in (ROOT / "codegen").rglob("*.py") if p.name not in ("target.py", "arch.py")),
 ]
 MACHINE = re.compile(r"\b(H100|H200|B200|A100|L40S?|RTX|[45]090)\b|Hopper chip", re.IGNORECASE)
+COUNTS = {t.sms for t in TARGETS.values()} - {128}
 MAKERS = {"arch", "target", "of_device", "from_compute_capability"}
 
 
@@ -39,7 +40,7 @@ def offences(text: str) -> list[str]:
         if isinstance(node, ast.ImportFrom) and node.module == "codegen.target":
             more = {alias.name for alias in node.names} - {"Target", "PORTABLE", "target"}
             found += [f"line {node.lineno}: imports {name}" for name in more]
-        if isinstance(node, ast.Constant) and node.value in {t.sms for t in TARGETS.values()} - {128}:
+        if isinstance(node, ast.Constant) and node.value in COUNTS:
             found.append(f"line {node.lineno}: {node.value}")
     return found
 

@@ -22,7 +22,9 @@ from typing import Any
 import torch
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fusegraph.engines.cpu import CpuExecutable, build_together
@@ -34,6 +36,8 @@ from fusegraph.lowering.base import Options
 
 # torch's tests forbid settings that outlive a `with`, for the whole process; other tests of ours make some.
 torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+# What gives inputs looks for a test of torch's on the stack, by its source, which takes longer than all that is tested.
+common_utils.extract_test_fn = core.extract_test_fn = lambda: None
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 

@@ -482,8 +482,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         before = {path: path.read_text() if path.exists() else "" for path in wanted}
         for path, text in wanted.items():
-            name = path.name
-            lines = difflib.unified_diff(before[path].splitlines(True), text.splitlines(True), name, f"current {name}")
+            lines = difflib.unified_diff(before[path].splitlines(True), text.splitlines(True), path.name, "current")
             sys.stdout.writelines(lines)
         for picture in stale:
             print(f"{picture.name}: there is no {picture.stem}.json")

@@ -22,6 +22,27 @@ inline P parameter(const void* value) {
     return copy;
 }
 
+// Calls `run` for all threads of the block in turn.  One function for all kernels: it is larger than most of them.
+inline void run_threads(void (*run)(void** args), void** args, bool reverse) {
+    Thread& self = *current;
+    const uint3 dim = self.block->block_dim;
+    const unsigned count = dim.x * dim.y * dim.z;
+    uint3& index = self.thread_index;
+    index = reverse ? uint3{dim.x - 1, dim.y - 1, dim.z - 1} : uint3{0, 0, 0};
+    for (unsigned i = 0; i < count; ++i) {
+        run(args);
+        if (reverse) {
+            if (index.x-- == 0) {
+                index.x = dim.x - 1;
+                if (index.y-- == 0) index.y = dim.y - 1, --index.z;
+            }
+        } else if (++index.x == dim.x) {
+            index.x = 0;
+            if (++index.y == dim.y) index.y = 0, ++index.z;
+        }
+    }
+}
+
 template <auto kernel, typename Signature = decltype(kernel)>
 struct Entry;
 
@@ -36,25 +57,7 @@ struct Entry<kernel, void (*)(P...)> {
 
     static void run(void** args) { call(args, typename Count<sizeof...(P)>::type()); }
 
-    static void run_block(void** args, bool reverse) {
-        Thread& self = *current;
-        const uint3 dim = self.block->block_dim;
-        const unsigned count = dim.x * dim.y * dim.z;
-        uint3& index = self.thread_index;
-        index = reverse ? uint3{dim.x - 1, dim.y - 1, dim.z - 1} : uint3{0, 0, 0};
-        for (unsigned i = 0; i < count; ++i) {
-            run(args);
-            if (reverse) {
-                if (index.x-- == 0) {
-                    index.x = dim.x - 1;
-                    if (index.y-- == 0) index.y = dim.y - 1, --index.z;
-                }
-            } else if (++index.x == dim.x) {
-                index.x = 0;
-                if (++index.y == dim.y) index.y = 0, ++index.z;
-            }
-        }
-    }
+    static void run_block(void** args, bool reverse) { run_threads(&run, args, reverse); }
 
     static constexpr Kernel with_fibers(const char* name) { return {name, &run, nullptr, sizeof...(P), sizes}; }
     static constexpr Kernel without_fibers(const char* name) {

@@ -205,11 +205,6 @@ def channels(spec: DirectConvolutionSpec, target: Target) -> list[ChannelsSchedu
     return found if _misfit(spec, found[0]) is None else _by_cost(spec, _channels_schedules(spec, 8), target)
 
 
-def best_tiled_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> TiledSchedule:
-    """Returns the schedule that costs least among those whose halo tile fits; the smallest if none fits."""
-    return (channels(spec, target) or planes(spec, target))[0]
-
-
 def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: Target) -> list[Tiled]:
     """Returns the schedules that cost least among those whose halo tile fits; the smallest one if none fits."""
     every = list(candidates)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -521,10 +522,16 @@ def doctor_command(as_json: Json = False) -> int:
     return examine(as_json=as_json)
 
 
+@cache
+def command() -> Any:
+    """Returns all commands as click runs them: typer reads their signatures each time that it is asked."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line (default: the process's arguments) and returns the exit status."""
     try:
-        app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="fusegraph")
+        command()(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="fusegraph")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:

@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 import codegen
-from codegen.sizes import Bounds, Size, expression
+from codegen.size_expressions import expression
+from codegen.sizes import Bounds, Size
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import EVERY, Op

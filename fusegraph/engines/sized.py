@@ -8,7 +8,8 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from codegen.sizes import Bounds, Size, dimension, value
+from codegen.size_expressions import value
+from codegen.sizes import Bounds, Size, dimension
 from fusegraph.engines.arguments import bind
 from fusegraph.engines.base import Executable
 from fusegraph.engines.in_place import Pairs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import reduce
@@ -13,7 +13,7 @@ import numpy as np
 from codegen.combiners import Combiner
 from codegen.windows import Window
 from fusegraph.dtypes import DType, bool_, promote
-from fusegraph.errors import GraphError
+from fusegraph.errors import DTypeError, GraphError
 
 
 class Kind(Enum):
@@ -254,3 +254,11 @@ def register(op: Op) -> Op:
         raise GraphError(f"op {op.name!r} is defined twice")
     TABLE[op.name] = op
     return op
+
+
+def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
+    """Raises DTypeError if an op would compute in a type for storage: these are only cast, moved, selected."""
+    packed = next((d for d in dtypes if d.is_packed), None)
+    if packed is not None and op.kind is not Kind.MOVEMENT and op.role not in (Role.CAST, Role.SELECT):
+        wide = "int8 or a float" if packed.is_int else f"{packed.carrier if packed.min > 0 else 'float16'} or float32"
+        raise DTypeError(f"{op.name} does not compute in {packed}, which is for storage; cast to {wide}")

@@ -2,15 +2,13 @@
 
 Pairs of neighbouring groups are merged in order of the bytes they save, what follows a contraction first (its epilogue
 grows before anything else) and what comes before one last of the producers (a prologue is evaluated repeatedly).  A
-merge is legal if the quotient graph stays acyclic and a lowering accepts the merged group. Reachability between groups
-is kept as Python integers used as bitsets and updated with every merge, because merges that are legal one by one can
-form a cycle together.
+merge is legal if the graph of groups (`fusegraph.passes.quotient`) stays acyclic and a lowering accepts the merged
+group.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 import networkx as nx
@@ -20,232 +18,22 @@ from fusegraph import lowering
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import attention
-from fusegraph.lowering.base import GroupView, LeftOut, Lowered, Lowering, Options, TooLarge
+from fusegraph.lowering.base import GroupView, Lowered, Lowering, Options, TooLarge
 from fusegraph.lowering.choices import Choice, Outweighed, unique
-from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.gathered import additions, gather_operands
+from fusegraph.ops.base import Kind
+from fusegraph.passes.gathered import gather_operands
 from fusegraph.passes.joins import planned_joins
-from fusegraph.passes.overwriting import orders, placed
+from fusegraph.passes.overwriting import placed
 from fusegraph.passes.partition import Decision, Group, Partition, edges
-from fusegraph.passes.speculation import FUSION, NoKernel
+from fusegraph.passes.quotient import Quotient
+from fusegraph.passes.speculation import NoKernel
 from fusegraph.passes.views import is_moved, place_views
-
-#: Two groups that may merge, in the order in which they would run; and what both read if they are side by side.
-_Pair = tuple[int, int, Tensor | object | None]
-
-#: Readers of one tensor are merged side by side only with so many before and behind them, in the order in which they
-#: were built: thousands of readers would make too many pairs.
-NEAREST = 16
-#: Stands for the input that neighbours share where they share none.
-_LAUNCH = object()
-
-
-def _nearest(groups: Sequence[int], group: int) -> list[int]:
-    """Returns the `NEAREST` of sorted groups before and behind one of them."""
-    at = bisect_left(groups, group)
-    return [*groups[max(at - NEAREST, 0) : at], *groups[at + 1 : at + 1 + NEAREST]]
-
-
-def _worth_sharing(nodes: Iterable[Node]) -> set[Tensor]:
-    """Returns the tensors that nodes take, except those of one element."""
-    return {t for n in nodes for t in n.inputs if t.size > 1}
-
-
-class _Quotient:
-    """The graph of groups: the nodes and neighbours of each, and a bitset of the groups that it reaches.
-
-    ``bit`` has each group's bit; bits of groups that have been merged may be left in the bitsets.
-    """
-
-    def __init__(
-        self, graph: Graph, left_out: LeftOut, joins: Set[Node] = frozenset(), assigns: Set[Node] = frozenset()
-    ) -> None:
-        """joins, assigns: the concatenations and the assignments that are to need no kernel."""
-        self.graph = graph
-        self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
-        self.alone |= {node.name: "what makes its parts writes them in their places" for node in joins}
-        self.alone |= {node.name: "what makes its values writes them where they belong" for node in assigns}
-        #: why what makes an operand is no part of the product's kernel, by two of the nodes
-        self.declined: dict[tuple[Node, Node], Declined] = {}
-        self.apart: tuple[Set[Node], Set[Node]] = (frozenset(), frozenset())
-        self.order = {node: k for k, node in enumerate(graph.nodes)}
-        self.group_of = dict(self.order)
-        self.members: dict[int, list[Node]] = {k: [node] for node, k in self.order.items()}
-        self.reducing = {k for node, k in self.order.items() if node.kind is Kind.REDUCTION}
-        self.successors: dict[int, set[int]] = {k: set() for k in self.members}
-        self.predecessors: dict[int, set[int]] = {k: set() for k in self.members}
-        network = nx.DiGraph()
-        network.add_nodes_from(self.order)
-        network.add_edges_from((producer, consumer) for producer, consumer, _ in edges(graph))
-        network.add_edges_from(orders(graph))
-        for producer, consumer in network.edges():
-            self.successors[self.order[producer]].add(self.order[consumer])
-            self.predecessors[self.order[consumer]].add(self.order[producer])
-        self.bit = {k: k for k in self.members}
-        self.reach: dict[int, int] = {}
-        for node in reversed(list(nx.topological_sort(network))):
-            k = self.order[node]
-            bits = 0
-            for s in self.successors[k]:
-                bits |= self.reach[s] | 1 << s
-            self.reach[k] = bits
-        self.consumers: dict[Tensor, list[Node]] = {}
-        for _, consumer, tensor in edges(graph):
-            self.consumers.setdefault(tensor, []).append(consumer)
-        self._readers: dict[Tensor, list[int]] = {}  # the groups that take a tensor of several elements, sorted
-        for node, k in self.order.items():
-            for tensor in _worth_sharing([node]):
-                self._readers.setdefault(tensor, []).append(k)
-        self.adds = additions(graph, self.order)
-        self._views: dict[int, GroupView] = {}
-        self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
-
-    def path_outside(self, a: int, b: int) -> Node | None:
-        """Returns a node on a path between two groups that leaves both: merging them would make it a cycle."""
-        for first, last in ((a, b), (b, a)):
-            for s in self.successors[first]:
-                if s != last and self.reach[s] >> self.bit[last] & 1:
-                    return self.members[s][0]
-        return None
-
-    def keeps_apart(self, a: int, b: int) -> bool:
-        """Returns true if two groups have nodes that do not come into one kernel."""
-        first, second = self.apart
-        pairs = ((a, b), (b, a)) if first else ()
-        return any(not first.isdisjoint(self.members[x]) and not second.isdisjoint(self.members[y]) for x, y in pairs)
-
-    def is_prologue(self, a: int, b: int) -> bool:
-        """Returns true if group a makes what a contraction in group b multiplies."""
-        stack = [n for n in self.members[b] if n.kind in (Kind.CONTRACTION, Kind.TRANSFORM)]
-        while stack:
-            for tensor in stack.pop().inputs:
-                producer = self.graph.producer(tensor)
-                if producer is not None and self.group_of[producer] == a:
-                    return True
-                if producer is not None and self.group_of[producer] == b:
-                    stack.append(producer)
-        return False
-
-    def only_widens(self, group: int) -> bool:
-        """Returns true if a group does nothing but cast to wider types.
-
-        Such casts belong to the kernel that reads them: the smaller operands are then what is handed over.
-        """
-        casts = self.members[group]
-        return all(n.op.role is Role.CAST and n.output.nbytes > n.inputs[0].nbytes for n in casts)
-
-    def view(self, group: int) -> GroupView:
-        if group not in self._views:
-            self._views[group] = GroupView(self.graph, self.members[group], self.order)
-        return self._views[group]
-
-    def joined(self, a: int, b: int) -> GroupView:
-        """Returns what merging two groups would make."""
-        if (a, b) not in self._joined:
-            self._joined = {(a, b): GroupView(self.graph, self.members[a] + self.members[b], self.order)}
-        return self._joined[a, b]
-
-    def neighbours(self, group: int) -> Iterator[_Pair]:
-        """Yields the pairs in which a group may merge: with its consumers, its producers, and readers of the same."""
-        for s in self.successors[group]:
-            yield group, s, None
-        for p in self.predecessors[group]:
-            yield p, group, None
-        for tensor in self.view(group).reads:
-            for other in _nearest(self._readers.get(tensor, ()), group):
-                if not self.adjacent(group, other):
-                    yield min(group, other), max(group, other), tensor
-        # Reductions of different results of one kernel: nothing is read once instead of twice, but a launch is saved.
-        for maker in self.predecessors[group] if group in self.reducing else ():
-            for other in _nearest(sorted(self.reducing & self.successors[maker]), group):
-                if not self.adjacent(group, other):
-                    yield min(group, other), max(group, other), _LAUNCH
-
-    def adjacent(self, a: int, b: int) -> bool:
-        """Returns true if one group takes what the other makes."""
-        return b in self.successors[a] or b in self.predecessors[a]
-
-    def saved(self, a: int, b: int) -> int:
-        """Returns the bytes that are not moved if two groups become one.
-
-        What both read is read once.  What one makes and the other reads is not read, and is only written if others need
-        it.
-        """
-        view_a, view_b = self.view(a), self.view(b)
-        moved = list(set(view_a.reads).intersection(view_b.reads))
-        for maker, reader in ((view_a, view_b), (view_b, view_a)):
-            moved += set(reader.reads).intersection(maker.writes)
-            moved += [t for t in maker.writes if not self._needed_beyond(t, a, b)]
-        return sum(t.nbytes for t in moved)
-
-    def _needed_beyond(self, tensor: Tensor, a: int, b: int) -> bool:
-        takers = self.consumers.get(tensor, ())
-        return tensor in self.graph.output_numbers or any(self.group_of[n] not in (a, b) for n in takers)
-
-    def merge(self, a: int, b: int) -> set[int]:
-        """Merges group b into a; returns the groups that have other neighbours now."""
-        changed = {a} | min((self.reducing & self.successors[k] for k in (a, b)), key=len) - {b}
-        # Whatever reaches one of two groups reaches the one that takes the other's results: its bit stands for both.
-        bits = 1 << self.bit[a] | 1 << self.bit[b]
-        bit = self.bit.pop(b)
-        if b in self.successors[a]:
-            self.bit[a] = bit
-        self._views.pop(b, None)
-        self._views[a] = self.joined(a, b)
-        self._joined = {}
-        for node in self.members[b]:
-            self.group_of[node] = a
-        for tensor in _worth_sharing(self.members[b]):
-            readers = self._readers[tensor]
-            del readers[bisect_left(readers, b)]
-            if a not in readers[(at := bisect_left(readers, a)) : at + 1]:
-                readers.insert(at, a)
-        self.members[a] += self.members.pop(b)
-        if b in self.reducing:
-            self.reducing.discard(b)
-            self.reducing.add(a)
-        for forward, backward in ((self.successors, self.predecessors), (self.predecessors, self.successors)):
-            gone = forward.pop(b)
-            for k in gone:
-                backward[k].discard(b)
-                backward[k].add(a)
-            forward[a] |= gone
-        for neighbours in (self.successors, self.predecessors):
-            neighbours[a] -= {a, b}
-        self.reach[a] = (self.reach[a] | self.reach.pop(b)) & ~bits
-        # Whatever reaches a group that has all these bits already has them, too.  One left behind harms nobody.
-        joined = self.reach[a] | 1 << self.bit[a]
-        pending = list(self.predecessors[a])
-        while pending:
-            k = pending.pop()
-            if joined & ~self.reach[k]:
-                self.reach[k] |= joined
-                pending += self.predecessors[k]
-        return changed
-
-    def gather(self, nodes: Set[Node]) -> None:
-        """Merges the groups of some nodes."""
-        first, *others = sorted({self.group_of[node] for node in nodes})
-        for other in others:
-            self.merge(first, other)
-
-    def topological(self) -> list[int]:
-        """Returns the groups in an order in which they can run, ties in the order their first nodes were built."""
-        first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
-        return list(nx.lexicographical_topological_sort(self.network(), key=first.__getitem__))
-
-    def network(self) -> nx.DiGraph:
-        """Returns the groups, with an edge from each to those that come after it."""
-        network = nx.DiGraph()
-        network.add_nodes_from(self.members)
-        network.add_edges_from((a, b) for a, successors in self.successors.items() for b in successors)
-        return network
 
 
 class _Refused:
     """The pairs of groups that cannot be merged as they are, and why."""
 
-    def __init__(self, quotient: _Quotient) -> None:
+    def __init__(self, quotient: Quotient) -> None:
         self._quotient = quotient
         self._reasons: dict[int, dict[int, Declined]] = {g: {} for g in quotient.members}
 
@@ -291,7 +79,7 @@ def fuse(
     joins = planned_joins(graph) if enabled and backend is lowering.KERNELS else frozenset()
     lowered: dict[GroupView, Lowered] = {}
     while True:
-        quotient = _Quotient(graph, options.left_out, joins, placed(graph))
+        quotient = Quotient(graph, options.left_out, joins, placed(graph))
         quotient.apart = apart
         for nodes in together:
             quotient.gather(nodes)
@@ -341,7 +129,7 @@ def _takes(backend: Lowering, view: GroupView, options: Options, lowered: dict[G
     return True
 
 
-def _merge_all(quotient: _Quotient, options: Options, backend: Lowering, refused: _Refused) -> list[Decision]:
+def _merge_all(quotient: Quotient, options: Options, backend: Lowering, refused: _Refused) -> list[Decision]:
     """Merges pairs until none is legal, and notes in ``refused`` why; returns the decisions for side-by-side merges."""
     heap: list[tuple[int, int, int, int, int, int]] = []
     version = dict.fromkeys(quotient.members, 0)
@@ -378,7 +166,7 @@ def _merge_all(quotient: _Quotient, options: Options, backend: Lowering, refused
     return siblings
 
 
-def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
+def _side_by_side(quotient: Quotient, a: int, b: int) -> Decision:
     """Returns the decision for two groups that have no edge between them but one kernel."""
     view_a, view_b = quotient.view(a), quotient.view(b)
     first, second = view_a.nodes[0].name, view_b.nodes[0].name
@@ -389,7 +177,7 @@ def _side_by_side(quotient: _Quotient, a: int, b: int) -> Decision:
     return Decision(first, second, True, reason, both.nbytes, both.name)
 
 
-def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
+def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
     """Returns (tier, bytes saved) of a pair.
 
     Tier 0 is what follows a contraction; 1 other producers and consumers; 2 casts to wider types after a contraction,
@@ -406,7 +194,7 @@ def _score(quotient: _Quotient, a: int, b: int, sibling: Tensor | object | None)
     return tier, quotient.saved(a, b)
 
 
-def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowering) -> Declined | None:
+def refusal(quotient: Quotient, a: int, b: int, options: Options, backend: Lowering) -> Declined | None:
     """Returns why two groups cannot be merged, None if they can."""
     alone = next((n for g in (a, b) for n in quotient.members[g] if n.name in quotient.alone), None)
     if alone is not None:
@@ -428,7 +216,7 @@ def refusal(quotient: _Quotient, a: int, b: int, options: Options, backend: Lowe
     return None
 
 
-def _choices(quotient: _Quotient, refused: _Refused, groups: Iterable[Group]) -> tuple[Choice, ...]:
+def _choices(quotient: Quotient, refused: _Refused, groups: Iterable[Group]) -> tuple[Choice, ...]:
     """Returns the choices that made groups, and those that kept neighbours apart."""
     found = [choice for group in groups for choice in group.lowered.choices]
     for producer, consumer, _ in edges(quotient.graph):
@@ -439,7 +227,7 @@ def _choices(quotient: _Quotient, refused: _Refused, groups: Iterable[Group]) ->
     return unique(found)
 
 
-def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) -> tuple[Node, Tensor] | None:
+def _attention_behind(quotient: Quotient, node: Node, free: frozenset[Node]) -> tuple[Node, Tensor] | None:
     """Returns the attention that reads a result by way of views, and the operand that it reads; None without one."""
     while node in free:
         readers = quotient.consumers.get(node.output, [])
@@ -453,7 +241,7 @@ def _attention_behind(quotient: _Quotient, node: Node, free: frozenset[Node]) ->
 
 
 def _decisions(
-    quotient: _Quotient, enabled: bool, refused: _Refused, free: frozenset[Node], options: Options
+    quotient: Quotient, enabled: bool, refused: _Refused, free: frozenset[Node], options: Options
 ) -> Iterator[Decision]:
     """Yields why each edge is inside of a kernel or not, with reasons from before views were placed."""
     for producer, consumer, tensor in edges(quotient.graph):

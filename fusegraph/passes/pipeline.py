@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 from inspect import getdoc
 from typing import Any
 
@@ -84,6 +85,7 @@ class Pass:
     writes_out: bool = False
 
 
+@cache
 def summary(run: Callable[..., object]) -> str:
     """Returns the first paragraph of a pass's docstring, in one line: what it does."""
     return " ".join((getdoc(run) or "").partition("\n\n")[0].split())

@@ -18,7 +18,8 @@ from fusegraph.layout import broadcast
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.ranges import Known, Linear, limits, ranges, within
+from fusegraph.passes.known import Known, Linear, limits
+from fusegraph.passes.ranges import ranges, within
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 
 

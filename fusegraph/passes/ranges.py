@@ -8,9 +8,7 @@ as addresses are.  A comparison of two such integers either always holds, or say
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
@@ -24,9 +22,19 @@ from fusegraph.ops.base import Kind, Op, Role, TensorType
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
 from fusegraph.ops.modes import MODES, Combined
+from fusegraph.passes.known import (
+    EITHER,
+    FALSE,
+    TRUE,
+    Known,
+    Linear,
+    constant,
+    fitting,
+    limits,
+)
 
-#: The most conditions of one bool that are followed, and the largest constant that is looked at.
-MOST_CONDITIONS, MOST_ELEMENTS = 6, 1 << 16
+#: The largest constant that is looked at.
+MOST_ELEMENTS = 1 << 16
 #: Movement whose result has no elements but those of its operand.
 _PLAIN = (Role.TRANSPOSE, Role.BROADCAST, Role.RESHAPE, Role.SLICE)
 #: Comparisons -> signs of the difference, and what is added, for every number that is not negative if they hold.
@@ -37,62 +45,6 @@ _COMPARED: Mapping[Role | None, tuple[tuple[int, int], ...]] = {
     Role.LT: ((-1, -1),),
     Role.EQ: ((1, 0), (-1, 0)),
 }
-
-
-@dataclass(frozen=True)
-class Linear:
-    """start + sum over dimensions of step * position; the step of a dimension of size 1 is 0."""
-
-    start: int
-    steps: tuple[int, ...]
-
-    def plus(self, other: Linear, sign: int = 1) -> Linear:
-        return Linear(self.start + sign * other.start, tuple(a + sign * b for a, b in zip(self.steps, other.steps)))
-
-    def times(self, factor: int, more: int = 0) -> Linear:
-        return Linear(self.start * factor + more, tuple(step * factor for step in self.steps))
-
-    def extremes(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Returns the least and the largest value over a shape that is not empty, at all sizes that it may have."""
-        low = high = self.start
-        for end in (step * (size - 1) for step, size in zip(self.steps, shape)):
-            least, most = sizes.limits(end)
-            low += end if most <= 0 else min(least, 0)
-            high += end if least >= 0 else max(most, 0)
-        return sizes.least(low), sizes.most(high)
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of a tensor; bools are 0 and 1.
-
-    least, most  the range of its elements at all sizes that vary; of floats, which are known only where they are one
-                 number, that number.
-    linear       how they follow from the position; None if that is not known.
-    conditions   of bools: an element is true exactly if none of these is negative; None if there are no such.
-    """
-
-    least: Any
-    most: Any
-    linear: Linear | None = None
-    conditions: tuple[Linear, ...] | None = None
-
-    @property
-    def value(self) -> Any:
-        """The value of all elements, a Size if it varies; None if they may differ."""
-        if self.least == self.most:
-            return self.least
-        return self.linear.start if self.linear is not None and not any(self.linear.steps) else None
-
-    @property
-    def truth(self) -> bool | None:
-        """Whether all elements count as true, or none does; None if that is not known."""
-        if self.least > 0 or self.most < 0:
-            return True
-        return False if self.value == 0 else None
-
-
-TRUE, FALSE, EITHER = Known(1, 1), Known(0, 0), Known(0, 1)
 
 
 def ranges(graph: Graph) -> dict[Tensor, Known]:
@@ -108,7 +60,7 @@ def ranges(graph: Graph) -> dict[Tensor, Known]:
         for tensor in node.outputs:
             if _counts(tensor):
                 known = _of_node(node, found) if number is None and len(node.outputs) == 1 else number
-                found[tensor] = _fitting(known, tensor)
+                found[tensor] = fitting(known, tensor)
             elif number is not None:
                 found[tensor] = number
     return found
@@ -144,47 +96,9 @@ def _counts(tensor: Tensor) -> bool:
     return (tensor.dtype.is_int or tensor.dtype.is_bool) and tensor.size > 0
 
 
-def limits(dtype: DType) -> tuple[int, int]:
-    """Returns the least and the largest value of a dtype of integers or bools."""
-    if dtype.is_bool:
-        return 0, 1
-    signed = not dtype.name.startswith("u")
-    return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if signed else (0, (1 << dtype.bits) - 1)
-
-
-def _fitting(known: Known | None, tensor: Tensor) -> Known:
-    """Returns what is known of a tensor, with the narrowest range; nothing but its dtype if it may wrap around."""
-    least, most = limits(tensor.dtype)
-    if known is None:
-        return Known(least, most)
-    if known.linear is not None:
-        known = Known(*known.linear.extremes(tensor.shape), known.linear)
-    if known.conditions is not None:
-        known = _all_of(known.conditions, tensor.shape)
-    if known.least < least or known.most > most:
-        return Known(least, most)
-    return known if known.value is None else Known(known.least, known.most, _constant(known.value, tensor.rank))
-
-
-def _constant(value: int, rank: int) -> Linear:
-    return Linear(value, (0,) * rank)
-
-
-def _all_of(conditions: Sequence[Linear], shape: Sequence[int]) -> Known:
-    """Returns the bool that is true where none of the conditions is negative."""
-    open_: list[Linear] = []
-    for condition in dict.fromkeys(conditions):
-        least, most = condition.extremes(shape)
-        if most < 0:
-            return FALSE
-        if least < 0:
-            open_.append(condition)
-    return Known(0, 1, None, tuple(open_)) if 0 < len(open_) <= MOST_CONDITIONS else EITHER if open_ else TRUE
-
-
 def _of_source(tensor: Tensor) -> Known:
     if tensor.value is None or tensor.size > MOST_ELEMENTS:
-        return _fitting(None, tensor)
+        return fitting(None, tensor)
     value = np.asarray(tensor.value).reshape(tensor.shape).astype(object)
     start = int(value[(0,) * tensor.rank])
     ends = (tuple(int(d == n) for n in range(tensor.rank)) for d in range(tensor.rank))
@@ -194,7 +108,7 @@ def _of_source(tensor: Tensor) -> Known:
         line += step * np.arange(tensor.shape[d]).reshape(-1, *[1] * (tensor.rank - d - 1))
     in_order = all(abs(step) <= 1 for step in steps) and bool((line == value).all())
     linear = Linear(start, steps) if in_order else None
-    return _fitting(Known(int(value.min()), int(value.max()), linear), tensor)
+    return fitting(Known(int(value.min()), int(value.max()), linear), tensor)
 
 
 def _of_node(node: Node, found: Mapping[Tensor, Known]) -> Known | None:
@@ -315,7 +229,7 @@ def _pointwise(node: Node, found: Mapping[Tensor, Known]) -> Known | None:
         axis = node.attributes["axis"] % len(shape)
         return Known(0, 0, Linear(0, tuple(int(d == axis and n > 1) for d, n in enumerate(shape))))
     if role is Role.SIZE:
-        return Known(0, 0, _constant(node.attributes["number"], len(shape)))
+        return Known(0, 0, constant(node.attributes["number"], len(shape)))
     operands = [found.get(t) for t in node.inputs]
     if role is Role.SELECT and (choice := operands[2]) is not None and choice.truth is not None:
         chosen = 0 if choice.truth else 1
