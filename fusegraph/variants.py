@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from math import inf, isqrt
+from math import gcd, inf, isqrt
 
 from codegen import Schedule, Target, best_schedule, distance, estimated, schedules
 from codegen.declined import Declined
 from codegen.families import family_of
 from codegen.naming import Identifiers
-from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums
+from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums, sizes_in, value
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
 from fusegraph.graph import Graph
@@ -40,10 +40,12 @@ FEW, LATE, WORST = 8, 0.05, 1.2
 #: Sizes between the ends of a range at which schedules are compared; those of them at which the best `TOP` are looked
 #: for, where there is a cost model.
 POINTS, ANCHORS, TOP = 32, 12, 3
+#: Powers of two that divide sizes make vectors; the widest one that matters.
+WIDEST = 16
 #: Remainders of sizes that a decision may depend on unseen: strides and units are rarely more.
 RESIDUES = 8
-#: Variants of a kernel at most.
-MOST = 48
+#: Variants of a kernel at most, and ranges that are tried for it: where cuts bring nothing, further ones do not.
+MOST, TRIES = 48, 32
 
 
 @dataclass(frozen=True)
@@ -137,16 +139,17 @@ class Variant:
 def fastest(variants: Sequence[Variant], spec: KernelSpec, sizes: Mapping[str, int], target: Target) -> Variant:
     """Returns the one of a specification's variants that is estimated to be the fastest at some sizes.
 
-    Without a cost model this is the one nearest to the best schedule.
+    Where the best schedule has no cost model this is the one nearest to it.
     """
     found = [v for v in variants if sizes in v.range]
     if len(found) == 1:
         return found[0]
     known = at(spec, sizes)
     cycles = [estimated(known, v.choice.schedule, target) for v in found]
-    if all(c is None for c in cycles):
+    if None in cycles:
         best = best_schedule(known, target)
-        return min(found, key=lambda v: distance(v.choice.schedule, best))
+        if estimated(known, best, target) is None or all(c is None for c in cycles):
+            return min(found, key=lambda v: distance(v.choice.schedule, best))
     return found[min(range(len(found)), key=lambda n: _or_inf(cycles[n]))]
 
 
@@ -235,13 +238,28 @@ class Variants:
         self._graph, self._spec, self._group = graph, group.lowered.spec, group
         self._choose, self._place = choose, place
         self._named, self._target = names, target
-        self._sums = has_sums(self._spec)
+        self._sums, self._sizes = has_sums(self._spec), list(dict.fromkeys(sizes_in(self._spec)))
         self._points: dict[tuple[int, ...], _Best] = {}
-        self._count = 0
         self.without: list[tuple[Range, str]] = []
 
     def of(self, range_: Range) -> tuple[Variant, ...]:
-        """Returns variants for a range; sizes that none is for are in ``without``."""
+        """Returns variants for a range; sizes that none is for are in ``without``.
+
+        Where a few do not serve a range it is cut, the widest ranges first, as long as there are tries.
+        """
+        left, made = [range_], list[Variant]()
+        for _ in range(TRIES):
+            if not left or len(made) >= MOST:
+                break
+            left.sort(key=lambda each: each.spread)
+            found, parts = self._tried(left.pop())
+            made += found
+            left += parts
+        self.without += [(each, f"kernel {self._spec.name!r} needs more ranges than are tried") for each in left]
+        return _joined(made)
+
+    def _tried(self, range_: Range) -> tuple[tuple[Variant, ...], tuple[Range, ...]]:
+        """Returns variants for a range, or its halves; of one that has neither the reason is in ``without``."""
         low, high = range_.end("min"), range_.end("max")
         sides = {name: low | {name: high[name]} for name in range_.varying}
         try:
@@ -250,18 +268,18 @@ class Variants:
             between = [] if range_.spread <= NEAR else self._between(range_)
         except Declined as reason:
             self.without.append((range_, f"kernel {self._spec.name!r}: {reason}"))
-            return ()
+            return (), ()
         found = self._few(range_, [*ends, *others.values(), *between])
         if not found and range_.spread <= NARROW:
             found = self._any(range_, ends)
+        if found:
+            return found, ()
         least = ends[1].best.schedule
         apart = [n for n, point in others.items() if point.regrets([least])[0] > TOLERANCE]
-        halves = None if found else range_.halves(apart or self._apart(range_, ends[0].best.schedule))
-        if found or halves is None or self._count >= MOST:
-            self._count += len(found)
-            self.without += [] if found else [(range_, f"no schedule of kernel {self._spec.name!r} is for all of it")]
-            return found
-        return _joined([*self.of(halves[0]), *self.of(halves[1])])
+        halves = range_.halves(apart or self._apart(range_, ends[0].best.schedule))
+        if halves is None:
+            self.without.append((range_, f"no schedule of kernel {self._spec.name!r} is for all of it"))
+        return (), halves or ()
 
     def _between(self, range_: Range) -> list[_Point]:
         """Returns points between the ends; where there is a cost model, the best schedule is looked for at few."""
@@ -279,9 +297,12 @@ class Variants:
             if self._sums:
                 steps = product((0, 1), repeat=len(sizes))
                 beside = [{name: n + step for (name, n), step in zip(sizes.items(), each)} for each in steps]
-            points = [self._at(each) for each in beside if each in range_]
-            self._points[key] = min(points, key=lambda point: getattr(point.best.schedule, "vector", 1))
+            self._points[key] = self._at(min((each for each in beside if each in range_), key=self._divided))
         return self._points[key]
+
+    def _divided(self, sizes: Mapping[str, int]) -> int:
+        """Returns by how much powers of two divide the specification's sizes, at sizes by symbol."""
+        return sum(gcd(value(size.expression, sizes), WIDEST) for size in self._sizes)
 
     def _at(self, sizes: Mapping[str, int]) -> _Best:
         spec = at(self._spec, sizes)

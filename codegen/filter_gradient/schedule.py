@@ -10,11 +10,12 @@ from math import gcd, prod
 
 from codegen.buffers import Edge
 from codegen.canonical import canonical
+from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.filter_gradient.spec import FilterGradientSpec
 from codegen.iteration import extent, signed_index_type
-from codegen.sizes import smaller
+from codegen.sizes import below, smaller
 from codegen.target import Target
 
 #: Registers of a thread for sums, for all that it keeps, and products that its code spells out, at most.
@@ -264,6 +265,18 @@ def estimate(spec: FilterGradientSpec, s: FilterGradientSchedule, target: Target
     memory = (read * size + 4 * prod(spec.space)) / (MEMORY_SHARE * target.bytes_per_cycle)
     total: float = max(issue, cache, memory, waiting) + 0.2 * (issue + cache + memory) + START
     return total
+
+
+def check_rows(spec: FilterGradientSpec, s: FilterGradientSchedule) -> None:
+    """Raises Declined for patches whose rows do not fill bands, where a band is less than the image at some size."""
+    if spec.band % s.rows and not below(spec.out[1] - 1, spec.band):
+        raise Declined("rows of patches do not fill bands")
+
+
+def cost(spec: FilterGradientSpec, s: FilterGradientSchedule, target: Target) -> float:
+    """Returns the estimated cycles of a schedule.  Raises Declined for one whose patches do not fill bands."""
+    check_rows(spec, s)
+    return estimate(spec, s, target)
 
 
 def _lines(spec: FilterGradientSpec, s: FilterGradientSchedule) -> float:
