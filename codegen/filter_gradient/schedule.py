@@ -15,7 +15,7 @@ from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.filter_gradient.spec import FilterGradientSpec
 from codegen.iteration import extent, signed_index_type
-from codegen.sizes import below, smaller
+from codegen.sizes import below, smaller, values
 from codegen.target import Target
 
 #: Registers of a thread for sums, for all that it keeps, and products that its code spells out, at most.
@@ -137,8 +137,8 @@ def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSc
 
 
 def cycles(spec: FilterGradientSpec, target: Target) -> float:
-    """Returns the cycles that the best schedule is estimated to take."""
-    return _ranked(canonical(spec), target)[0][0]
+    """Returns the cycles that the best schedule is estimated to take, at the sizes that are known here."""
+    return _ranked(canonical(values(spec)), target)[0][0]
 
 
 @lru_cache(256)
