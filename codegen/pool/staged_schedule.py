@@ -214,7 +214,7 @@ def _short(box: Box) -> float:
 
 
 def cost(spec: PoolSpec, s: StagedSchedule, target: Target) -> float:
-    """Returns the estimated cycles of a schedule.  Raises Declined for one whose tile brings nothing, or does not fit."""
+    """Returns the estimated cycles of a schedule.  Raises Declined for tiles that bring nothing, or do not fit."""
     space = normalize(spec)
     tiles = Tiles(space, s)
     if not tiles.loads or tiles.bytes > target.arch.shared_bytes_per_block:
