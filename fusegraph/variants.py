@@ -344,8 +344,12 @@ class Variants:
         best = self._choose(spec, self._group)
         if self._sums and self._rendered(sizes, best.schedule) is None:
             # Sums may be whole vectors here, but are not at all sizes.
-            found = schedules(at(self._spec, sizes, vary=True), self._target)
-            best = next((Choice(s) for s in found if self._rendered(sizes, s) is not None), best)
+            for each in (spec, at(self._spec, sizes, vary=True)):
+                found = islice(family_of(each).schedules(each, self._target), FEW)
+                schedule = next((s for s in found if self._rendered(sizes, s) is not None), None)
+                if schedule is not None:
+                    best = Choice(schedule)
+                    break
         return _Best(spec, self._target, best)
 
     def _rendered(self, sizes: Mapping[str, int], schedule: Schedule) -> KernelSource | None:

@@ -18,10 +18,8 @@ from fusegraph.runtime.targets import named
 
 #: Cases whose kernels differ most from each other; the others are left to the slow tier.
 QUICK = {"pointwise add", "softmax", "matmul float16", "conv_fprop stride", "cumsum", "topk", "gather"}
-#: Offsets of packed sequences are in order and targets are numbers of classes, which random inputs are not; ranges of
-#: these norms take a minute to plan.  Kernels that are planned by size are those of graphs of known sizes: a few do.
-LEFT = {"sdpa packed", "linear_cross_entropy", "local_contrast_norm", "local_contrast_norm_backward"}
-LEFT |= BY_SIZE - {"reduction of both", "matmul vector", "adaptive_avg_pool", "sdpa"}
+#: Offsets of packed sequences are in order and targets are numbers of classes, which random inputs are not.
+LEFT = {"sdpa packed", "linear_cross_entropy"}
 CHECKED = [name for name in CASES if name not in LEFT]
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CHECKED]
 #: One in so many cases is also run on kernels for Hopper, and compiled by NVRTC.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from math import gcd, prod
 
@@ -81,7 +81,11 @@ class Span:
 def span(spec: FilterGradientSpec, axis: int, positions: int, taps: int) -> Span:
     """Returns what lies under so many positions and taps along an axis."""
     # The stride of one position, or the dilation of one tap, means nothing.
-    stride, dilation = spec.stride[axis] * (positions > 1), spec.dilation[axis] * (taps > 1)
+    return _span(spec.stride[axis] * (positions > 1), spec.dilation[axis] * (taps > 1), positions, taps)
+
+
+@cache
+def _span(stride: int, dilation: int, positions: int, taps: int) -> Span:
     step = gcd(stride, dilation) or 1
     stride, dilation = max(stride // step, 1), max(dilation // step, 1)
     at = {p * stride + t * dilation for p in range(positions) for t in range(taps)}
