@@ -51,8 +51,9 @@ _Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]
 LARGE = 2**29
 #: Multiples of so many elements of 16 bits are rows of whole vectors, or of whole words.
 UNITS = (8, 2)
-#: Partitions that are tried for a graph; ranges that are left then get choices that are not the best.
-MOST = 192
+#: Partitions that are tried for a graph of a few nodes, and at least for those of more, in inverse proportion; ranges
+#: that are left then get choices that are not the best.
+MOST, NODES, LEAST = 192, 16, 48
 #: How near to the size at which another partition begins ranges are cut, and ways to choose otherwise that are tried.
 CLOSE, WAYS = 1.02, 4
 #: Partitions that are kept in case that they are asked for again, as those at the ends of a range's parts are.
@@ -131,7 +132,8 @@ class _Planner:
         self._graph, self._how = graph, (options, fusion, choose)
         self._options, self._fusion, self.choose = self._how
         self.made = SizedPlan(graph, options, fusion, choose)
-        self.named, self.left, self.spare = Names(), MOST, spare
+        self.named, self.spare = Names(), spare
+        self.left = max(LEAST, min(MOST, MOST * NODES // max(len(graph.nodes), 1)))
         self.bounds = ahead(graph)
         self._known: dict[tuple[Any, ...], _Partitioned] = {}
         for which in ("min", "max"):
@@ -203,9 +205,11 @@ class _Planner:
     def _parts(self, range_: Range, high: _Partitioned) -> tuple[Range, Range] | None:
         """Returns a range in two parts, None if it is one size.
 
-        They meet where the partition begins to be that of the largest sizes, along one dimension; if that is nowhere,
-        in the middle.
+        They meet where the partition begins to be that of the largest sizes, along one dimension; in the middle if
+        that is nowhere, or there are so many nodes that something is different everywhere.
         """
+        if len(self._graph.nodes) > NODES:
+            return range_.halves()
         found = {name: first for name in range_.varying if (first := self._first(range_, name, high)) is not None}
         if not found:
             return range_.halves()
