@@ -32,9 +32,6 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
 Made = fg.Tensor | Sequence[fg.Tensor]
 Case = Callable[..., Made]
 
-#: Cases of which some sizes may be planned when they come; docs/python.md says so.
-BY_SIZE: set[str] = set()
-
 
 def build(name: str) -> fg.Graph:
     """Returns the graph of a case."""

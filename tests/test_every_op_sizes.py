@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from chosen_sizes import some_sizes
-from dim_cases import BY_SIZE, CASES, build
+from dim_cases import CASES, build
 from graphs import ARCHS, share
 
 from fusegraph.engines.sized import SizedExecutable
@@ -35,11 +35,11 @@ def check_sizes(name: str, target: str | None, count: int, patch: pytest.MonkeyP
     graph = build(name)
     executable = graph.compile("cpu", target=target)
     assert isinstance(executable, SizedExecutable)
-    (planned,), build_kernels = executable.plans, host_compiler.build
+    (planned,) = executable.plans
+    assert planned.by_size == []
+    patch.setattr(host_compiler, "build", None)
     for sizes in some_sizes(graph, count):
-        known = planned.known(sizes) is not None
-        assert known or name in BY_SIZE, f"{name} at {sizes} is planned by size"
-        patch.setattr(host_compiler, "build", None if known else build_kernels)
+        assert planned.known(sizes) is not None, f"{name} at {sizes} is planned by size"
         at = executable.at(sizes)
         result = check_executable(at, random_inputs(at.graph, 1))
         assert result.ok, f"{name} at {sizes}: {result}"
@@ -65,6 +65,5 @@ def test_all_sizes_are_right_on_kernels_for_hopper(name: str, monkeypatch: pytes
 def test_kernels_of_all_sizes_compile_for_gpus(arch: str) -> None:
     for name in share(arch, CHECKED)[:: 2 * SOME]:
         found = plans(name, "h200" if arch == "sm_90a" else arch)
-        by_size = [each for plan in (found, *(other for _, other in found.aligned)) for each in plan.by_size]
-        assert name in BY_SIZE or not by_size, f"{name}: {by_size[0]}"
+        assert found.by_size == [], f"{name}: {found.by_size[0]}"
         nvrtc.compile_kernels(found.sources, arch, cache=default_cache())
