@@ -18,7 +18,6 @@ from fusegraph.ranges import SizedPlan, plan_ranges
 from fusegraph.runtime import host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
 
-
 SLOW = pytest.mark.slow
 
 
