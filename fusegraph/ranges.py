@@ -80,6 +80,7 @@ class SizedPlan:
 
     by_size  ranges without kernels of their own, which are planned for each size when it comes, and why.
     aligned  faster plans where sizes are multiples of units: these by symbol, and the plan of sizes counted in them.
+             What is by size there is left to the plans of all sizes.
     """
 
     graph: Graph
