@@ -54,6 +54,9 @@ UNITS = (8, 2)
 #: Partitions that are tried for a graph of a few nodes, and at least for those of more, in inverse proportion; ranges
 #: that are left then get choices that are not the best.
 MOST, NODES, LEAST = 192, 16, 48
+#: Ranges that are tried for a kernel of a few, and at least for one of more, in inverse proportion: where cuts bring
+#: nothing, further ones do not.
+TRIES, KERNELS, FEWEST = 32, 12, 8
 #: How near to the size at which another partition begins ranges are cut, and ways to choose otherwise that are tried.
 CLOSE, WAYS = 1.02, 4
 #: Partitions that are kept in case that they are asked for again, as those at the ends of a range's parts are.
@@ -306,13 +309,14 @@ class _Planner:
         """Returns the variants of every kernel."""
         made: dict[tuple[str, Place, Group | None], tuple[Variant, ...]] = {}
         found = []
+        tries = max(FEWEST, min(TRIES, TRIES * KERNELS // max(len(chosen), 1)))
         placed = places(chosen, *in_order(partition, self._options, fusion=self._fusion))
         for (group, alike, _), each in zip(chosen, placed):
             place = each._replace(first=False)  # the first one may wait, too: what else is alike shares its kernels
             key = alike, place, group if place.over else None
             if key not in made:
                 variants = Variants(partition.graph, group, self.choose, place, self.named, self._options.target)
-                made[key] = variants.of(range_)
+                made[key] = variants.of(range_, tries)
                 self.made.by_size += variants.without
             found.append((group, made[key]))
         return tuple(found)

@@ -45,8 +45,8 @@ POINTS, ANCHORS, TOP = 32, 12, 3
 WIDEST = 16
 #: Remainders of sizes that a decision may depend on unseen: strides and units are rarely more.
 RESIDUES = 8
-#: Variants of a kernel at most, and ranges that are tried for it: where cuts bring nothing, further ones do not.
-MOST, TRIES = 48, 32
+#: Variants of a kernel at most.
+MOST = 48
 #: What a kernel that is none for some sizes raises.
 _NONE = (Declined, NotAccepted, ValueError, ArithmeticError, LookupError, AssertionError)
 
@@ -249,14 +249,14 @@ class Variants:
         self._points: dict[tuple[int, ...], _Best] = {}
         self.without: list[tuple[Range, str]] = []
 
-    def of(self, range_: Range) -> tuple[Variant, ...]:
+    def of(self, range_: Range, tries: int) -> tuple[Variant, ...]:
         """Returns variants for a range; sizes that none is for are in ``without``.
 
-        Where a few do not serve a range it is cut, the widest ranges first, as long as there are tries.  What is left
-        then gets kernels that are right, if not the fastest.
+        Where a few do not serve a range it is cut, the widest ranges first, as long as there are ``tries``.  What is
+        left then gets kernels that are right, if not the fastest.
         """
         left, made = [range_], list[Variant]()
-        for _ in range(TRIES):
+        for _ in range(tries):
             if not left or len(made) >= MOST:
                 break
             left.sort(key=lambda each: each.spread)
@@ -310,7 +310,7 @@ class Variants:
         first = largest
         while least < first:
             middle = max(isqrt(max(least, 1) * first), least)
-            if self._common(Range({**least_of, name: Bounds(middle, largest)}), schedule) is not None:
+            if self._common(Range({**least_of, name: Bounds(middle, largest)}), schedule, False) is not None:
                 first = middle
             else:
                 least = middle + 1
@@ -392,7 +392,7 @@ class Variants:
     def _apart(self, range_: Range, schedule: Schedule) -> list[str]:
         """Returns the symbols on whose sizes in a range the kernel with a schedule depends, beside its parameters."""
         low = {name: Bounds(b.min, b.min) for name, b in range_.bounds.items()}
-        return [n for n, b in range_.varying.items() if self._common(Range({**low, n: b}), schedule) is None]
+        return [n for n, b in range_.varying.items() if self._common(Range({**low, n: b}), schedule, False) is None]
 
     def _any(self, range_: Range, ends: Sequence[_Point]) -> tuple[Variant, ...]:
         """Returns a variant whose schedule is worth trying at both ends of a narrow range."""
@@ -404,17 +404,20 @@ class Variants:
 
     def _source(self, range_: Range, schedule: Schedule) -> KernelSource | None:
         """Returns the source of the kernel with a schedule, with a name of its own, if it has one for a range."""
-        found = self._common(range_, schedule)
+        found = self._common(range_, schedule, self._sums)
         return None if found is None else self._named(found)
 
-    def _common(self, range_: Range, schedule: Schedule) -> KernelSource | None:
-        """Returns the source of the kernel with a schedule if it is the same at all ends of a range, else None."""
+    def _common(self, range_: Range, schedule: Schedule, probes: bool) -> KernelSource | None:
+        """Returns the source of the kernel with a schedule if it is the same at all ends of a range, else None.
+
+        Ends are those of the range alone, or also its ``probes``.
+        """
         vary = bool(range_.varying)
         try:
             check_overwriting(self._graph, [(self._group, schedule)])
             first, *others = (
                 source_of(self._group, at(self._spec, end, vary=vary, within=range_.bounds), schedule, self._place)
-                for end in (*range_.ends, *(range_.probes if self._sums else ()))
+                for end in (*range_.ends, *(range_.probes if probes else ()))
             )
         except _NONE:
             return None
