@@ -13,7 +13,7 @@ from codegen.declined import Declined
 from codegen.expr import Index, Load, Operand, Program, Value, compute_type, ctype_of
 from codegen.iteration import coordinate
 from codegen.naming import INCLUDES, Names, Scope, Writer, comment
-from codegen.sizes import Size, ctype, most, named
+from codegen.sizes import Size, ctype, least, most, named
 from codegen.spec import KernelSource, Scalar, TensorMap
 from codegen.trace import Trace
 
@@ -156,7 +156,7 @@ class Kernel(Writer):
         for macro in self.macros:
             head.line(macro)
         head.line()
-        bounds = f"{threads}, {blocks_per_sm}" if blocks_per_sm else str(threads)
+        bounds = f"{most(threads)}, {least(blocks_per_sm)}" if blocks_per_sm else str(most(threads))
         head.line(f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}(')
         passed: Sequence[int | TensorMap | Scalar] | None = (self.passed or None) if arguments is None else arguments
         varying = self._varying()

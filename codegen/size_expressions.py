@@ -40,6 +40,11 @@ def _smaller() -> Any:
     return sympy.Function("smaller", integer=True)
 
 
+def _is(e: Any, function: Callable[[], Any]) -> bool:
+    """Tells whether an expression is one of a function.  Names tell it: sympy takes long to compare functions."""
+    return bool(e.func.__name__ == function().__name__)
+
+
 @cache
 def combined(operation: str, a: Any, b: Any) -> Any:
     """Returns the expression of an operation: sums are written out, quotients that are whole are no quotients."""
@@ -59,7 +64,7 @@ def combined(operation: str, a: Any, b: Any) -> Any:
         return whole
     if rest.is_Integer and b.is_Integer:
         return whole
-    nested = [t for t in sympy.Add.make_args(rest) if t.func == _quotient() and t.args[1].is_Integer]
+    nested = [t for t in sympy.Add.make_args(rest) if _is(t, _quotient) and t.args[1].is_Integer]
     if b.is_Integer and len(nested) == 1:  # (n // 4 + 1) // 2 is (n + 4) // 8
         inner, by = nested[0].args
         return sympy.expand(whole) + combined("quotient", sympy.expand(inner + by * (rest - nested[0])), by * b)
@@ -139,9 +144,9 @@ def _python(e: Any) -> str:
         return f"({' * '.join(parts)})"
     if e.is_Pow:
         return f"({parts[0]} ** {parts[1]})"
-    if e.func == _smaller():
+    if _is(e, _smaller):
         return f"(({parts[0]}) if ({parts[0]}) < ({parts[1]}) else ({parts[1]}))"
-    return f"({parts[0]} {'//' if e.func == _quotient() else '%'} {parts[1]})"
+    return f"({parts[0]} {'//' if _is(e, _quotient) else '%'} {parts[1]})"
 
 
 def value(expression: Any, sizes: Mapping[str, int]) -> int:
@@ -157,7 +162,7 @@ def by_remainders(expression: Any) -> Any:
     terms = []
     for term in sympy.Add.make_args(expression):
         factor, other = term.as_coeff_Mul()
-        if other.func == _quotient() and other.args[1].is_Integer and factor % other.args[1] == 0:
+        if _is(other, _quotient) and other.args[1].is_Integer and factor % other.args[1] == 0:
             term = factor / other.args[1] * (other.args[0] - _remainder()(*other.args))
         terms.append(term)
     return sympy.expand(sympy.Add(*terms))
@@ -176,11 +181,11 @@ def limits_of(e: Any, dims: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         ends = reduce(lambda some, more: [combine(a, b) for a in some for b in more], parts[1:], list(parts[0]))
         return min(ends + [0] * (e.is_Pow and parts[0][0] < 0)), max(ends)
     (low, high), (least, most) = parts
-    if e.func == _smaller():
+    if _is(e, _smaller):
         return min(low, least), min(high, most)
     if least < 1:
         raise ArithmeticError(f"{e} may divide by 0")
-    if e.func == _quotient():
+    if _is(e, _quotient):
         ends = [a // b for a in (low, high) for b in (least, most)]
         return min(ends), max(ends)
     return (low, high) if low >= 0 and high < least else (0, most - 1)
@@ -196,11 +201,11 @@ def replaced(expression: Any, known: tuple[tuple[str, Any], ...]) -> Any:
     if expression.is_Integer:
         return expression
     parts = [replaced(part, known) for part in expression.args]
-    if expression.func == _quotient():
+    if _is(expression, _quotient):
         return combined("quotient", *parts)
-    if expression.func == _remainder():
+    if _is(expression, _remainder):
         return combined("remainder", *parts)
-    if expression.func == _smaller():
+    if _is(expression, _smaller):
         return combined("smaller", *parts)
     return sympy.expand(expression.func(*parts))
 

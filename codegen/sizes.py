@@ -17,7 +17,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -228,10 +228,15 @@ def limits(size: int) -> tuple[int, int]:
     """
     if not isinstance(size, Size):
         return size, size
-    low, high = limits_of(size.expression, size.dims)
-    expression = size.expression
+    return _narrowed(size.expression, tuple(size.dims.items()))
+
+
+@lru_cache(1 << 16)
+def _narrowed(expression: Any, bounds: tuple[tuple[str, Bounds], ...]) -> tuple[int, int]:
+    dims = dict(bounds)
+    low, high = limits_of(expression, dims)
     while (other := by_remainders(expression)) != expression:
-        expression, (least, most) = other, limits_of(other, size.dims)
+        expression, (least, most) = other, limits_of(other, dims)
         low, high = max(low, least), min(high, most)
     return low, high
 
@@ -346,4 +351,9 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 
 def ctype(expression: Any, dims: Mapping[str, Bounds]) -> str:
     """Returns the C type that holds an expression at all sizes."""
-    return "int32" if max(map(abs, limits_of(expression, dims))) < 2**31 else "int64"
+    return _ctype(expression, tuple(dims.items()))
+
+
+@lru_cache(1 << 16)
+def _ctype(expression: Any, bounds: tuple[tuple[str, Bounds], ...]) -> str:
+    return "int32" if max(map(abs, limits_of(expression, dict(bounds)))) < 2**31 else "int64"

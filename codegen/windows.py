@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any, TypeAlias
 
+from codegen.sizes import Size, most
+
 
 @dataclass(frozen=True)
 class _Strided:
@@ -115,13 +117,19 @@ class Adaptive:
         return {int(self.end(p) - self.start(p)) for p in range(period)}
 
     @property
+    def _varies(self) -> bool:
+        return isinstance(self.size, Size) or isinstance(self.positions, Size)
+
+    @property
     def count(self) -> int:
+        if self._varies:
+            return most(-(-self.size // self.positions)) + 1
         return max(self._counts)
 
     @property
     def alike(self) -> bool:
         """Whether all windows have the same number of elements."""
-        return len(self._counts) == 1
+        return not self._varies and len(self._counts) == 1
 
 
 Window: TypeAlias = Sliding | Covering | Adaptive

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from math import prod
+from math import isqrt, prod
 from typing import Any, TypeAlias
 
 from codegen import Schedule, Target, estimated
 from codegen.sizes import Bounds, Size, at, in_units, sizes_in, values
 from codegen.spec import KernelSource, KernelSpec
-from fusegraph.dims import bounds_of, corner
+from fusegraph.dims import bounds_of, corner, generic
 from fusegraph.errors import GraphError, ShapeError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import Options
@@ -51,8 +51,16 @@ _Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]
 LARGE = 2**29
 #: Multiples of so many elements of 16 bits are rows of whole vectors, or of whole words.
 UNITS = (8, 2)
-#: Ranges that are tried for a graph at most; what is left is planned by size.
-MOST = 48
+#: Partitions that are tried for a graph of a few nodes, and at least for those of more, in inverse proportion; ranges
+#: that are left then get choices that are not the best.
+MOST, NODES, LEAST = 192, 16, 48
+#: Ranges that are tried for a kernel of a few, and at least for one of more, in inverse proportion: where cuts bring
+#: nothing, further ones do not.
+TRIES, KERNELS, FEWEST = 32, 12, 8
+#: How near to the size at which another partition begins ranges are cut, and ways to choose otherwise that are tried.
+CLOSE, WAYS = 1.02, 4
+#: Partitions that are kept in case that they are asked for again, as those at the ends of a range's parts are.
+KEPT = 32
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class SizedPlan:
 
     by_size  ranges without kernels of their own, which are planned for each size when it comes, and why.
     aligned  faster plans where sizes are multiples of units: these by symbol, and the plan of sizes counted in them.
+             What is by size there is left to the plans of all sizes.
     """
 
     graph: Graph
@@ -121,19 +130,23 @@ def plan_ranges(
 
 
 class _Planner:
-    def __init__(self, graph: Graph, options: Options, fusion: bool, choose: Chooser) -> None:
+    """Plans a graph for its ranges; one with ``spare`` plans only those for which there are fast kernels."""
+
+    def __init__(self, graph: Graph, options: Options, fusion: bool, choose: Chooser, *, spare: bool = False) -> None:
         self._graph, self._how = graph, (options, fusion, choose)
         self._options, self._fusion, self.choose = self._how
         self.made = SizedPlan(graph, options, fusion, choose)
-        self.named, self.left = Names(), MOST
+        self.named, self.spare = Names(), spare
+        self.left = max(LEAST, min(MOST, MOST * NODES // max(len(graph.nodes), 1)))
         self.bounds = ahead(graph)
+        self._known: dict[tuple[Any, ...], _Partitioned] = {}
         for which in ("min", "max"):
             check_shapes(graph, corner(self.bounds, which))
 
     def run(self) -> SizedPlan:
         self.plan(_first_ranges(self.bounds))
         for units in self.units():
-            counted = _Planner(_mapped(self._graph, partial(in_units, units=units))[0], *self._how)
+            counted = _Planner(_mapped(self._graph, partial(in_units, units=units))[0], *self._how, spare=True)
             counted.named, counted.left = self.named, self.left
             # Sizes of 0 and 1 are left to the other plans.
             least = {n: Bounds(max(b.min, 2), b.max) if n in self.bounds else b for n, b in counted.bounds.items()}
@@ -144,8 +157,11 @@ class _Planner:
         return self.made
 
     def plan(self, ranges: Iterable[Range]) -> None:
-        for each in ranges:
-            self._plan(each)
+        """Plans ranges, and their parts where one partition is not for all of a range, the widest first."""
+        left = [*ranges]
+        while left:
+            left.sort(key=lambda each: each.spread)
+            left += self._plan(left.pop())
 
     def units(self) -> list[dict[str, int]]:
         """Returns in which units sizes are counted where other kernels are faster then: all that matter, and each."""
@@ -172,38 +188,76 @@ class _Planner:
         _, _, chosen = partitioned(graph, self._options, fusion=self._fusion, choose=self.choose)
         return [(c.schedule, estimated(group.lowered.spec, c.schedule, target)) for group, _, c in chosen]
 
-    def _plan(self, range_: Range) -> None:
+    def _plan(self, range_: Range) -> tuple[Range, ...]:
+        """Plans a range, or returns its parts; after as many partitions as are tried it has none."""
         if not range_.varying:
             self.made.plans.append(self._single(range_))
-            return
-        reason = "there are more ranges than are planned ahead"
-        if self.left:
-            self.left -= 1
-            low, high = (self._partitioned(range_.end(which), range_) for which in ("min", "max"))
-            reason = self._difference(low, high)
-            if reason and range_.spread <= NEAR:  # what is chosen at one end may not be the best at the other
-                reason, high = self._settled(range_, low, high, reason)
-            if not reason:
-                kernels = self._kernels(range_, high[1], high[2])
-                self.made.plans.append(RangePlan(range_, high[0], high[1], kernels, self._packing(high[0])))
-                return
-            halves = range_.halves()
-            if halves is not None:
-                for half in reversed(halves):  # if not all can be planned ahead, the largest sizes are
-                    self._plan(half)
-                return
-        self.made.by_size.append((range_, reason))
+            return ()
+        low, high = (self._partitioned(range_.end(which), range_) for which in ("min", "max"))
+        reason = self._difference(low, high)
+        if reason and (range_.spread <= NEAR or (self.left <= 0 and not self.spare)):
+            reason, high = self._settled(range_, low, high, reason)
+        if not reason:
+            kernels = self._kernels(range_, high[1], high[2])
+            self.made.plans.append(RangePlan(range_, high[0], high[1], kernels, self._packing(high[0])))
+            return ()
+        parts = self._parts(range_, high) if self.left > 0 else None
+        if parts is None:
+            self.made.by_size.append((range_, reason))
+        return parts or ()
+
+    def _parts(self, range_: Range, high: _Partitioned) -> tuple[Range, Range] | None:
+        """Returns a range in two parts, None if it is one size.
+
+        They meet where the partition begins to be that of the largest sizes, along one dimension; in the middle if
+        that is nowhere, or there are so many nodes that something is different everywhere.
+        """
+        if len(self._graph.nodes) > NODES:
+            return range_.halves()
+        found = {name: first for name in range_.varying if (first := self._first(range_, name, high)) is not None}
+        if not found:
+            return range_.halves()
+        name = max(found, key=lambda n: range_.bounds[n].max / max(range_.bounds[n].min, 1))
+        return range_.cut(name, found[name] - 1)
+
+    def _first(self, range_: Range, name: str, high: _Partitioned) -> int | None:
+        """Returns about the least size of a symbol from which on a range has the partition of its largest sizes.
+
+        None if all of them, or hardly any, have it.
+        """
+        (least, largest), ends = range_.bounds[name], range_.end("max")
+
+        def alike(size: int) -> bool:
+            return not self._difference(self._partitioned({**ends, name: size}, range_), high)
+
+        if least * NEAR > largest or alike(generic(least, least, largest)):
+            return None
+        least, first = max(least, 1), largest
+        while first > least * CLOSE and first - least > 1:
+            middle = isqrt(least * first)
+            if alike(generic(middle, least, largest)):
+                first = middle
+            else:
+                least = max(middle, least + 1)
+        return first if largest >= NEAR * first else None
 
     def _settled(self, range_: Range, low: _Partitioned, high: _Partitioned, reason: str) -> tuple[str, _Partitioned]:
-        """Returns a partition of the largest sizes that the smallest ones have too, by the choices of one end.
+        """Returns a partition of the largest sizes that the smallest ones have too, by choices that are not the best.
 
-        If there is none, the partition and the reason are as they were.
+        They are those of one end, or what is weighed at one end alone is chosen otherwise.  If there is none, the
+        partition and the reason are as they were.
         """
-        for end, other in (("min", high), ("max", low)):
-            settled = {choice.key: Settled(choice.taken) for choice in (*other[0].choices, *other[1].choices)}
-            again = self._partitioned(range_.end(end), range_, settled)
-            if not self._difference(again, other):
-                return "", high if end == "min" else again
+        small, large = ({c.key: c for c in (*each[0].choices, *each[1].choices)} for each in (low, high))
+        of_high, of_low = ({k: Settled(c.taken) for k, c in both.items()} for both in (small | large, large | small))
+        single = [c for key, c in (small | large).items() if c.others and not (key in small and key in large)]
+        tried = [of_high, of_low]
+        for kinds in [{c.what for c in single}, *({what} for what in dict.fromkeys(c.what for c in single))][:WAYS]:
+            otherwise = {c.key: Settled(c.others[0]) for c in single if c.what in kinds}
+            tried += [of_high | otherwise] if otherwise else []
+        for settled in tried:
+            again = [self._partitioned(range_.end(which), range_, settled) for which in ("min", "max")]
+            if not self._difference(again[0], again[1]):
+                return "", again[1]
         return reason, high
 
     def _single(self, range_: Range) -> RangePlan:
@@ -234,9 +288,16 @@ class _Planner:
 
     def _partitioned(self, sizes: Sizes, range_: Range, settled: Settling | None = None) -> _Partitioned:
         fixed = frozenset(range_.bounds) - frozenset(range_.varying)
+        key = tuple(sizes.items()), fixed
+        if settled is None and key in self._known:
+            return self._known[key]
+        self.left -= 1
         graph, _ = graph_at(self._graph, sizes, vary=True, fixed=fixed)
         options = self._options if settled is None else replace(self._options, settled=settled)
-        return partitioned(graph, options, fusion=self._fusion, choose=self._chosen)
+        found = partitioned(graph, options, fusion=self._fusion, choose=self._chosen)
+        if settled is None:
+            self._known = {**dict([*self._known.items()][1 - KEPT :]), key: found}
+        return found
 
     def _chosen(self, spec: KernelSpec, group: Group) -> Choice:
         """Returns the choice for a specification at the sizes that it has."""
@@ -248,13 +309,14 @@ class _Planner:
         """Returns the variants of every kernel."""
         made: dict[tuple[str, Place, Group | None], tuple[Variant, ...]] = {}
         found = []
+        tries = max(FEWEST, min(TRIES, TRIES * KERNELS // max(len(chosen), 1)))
         placed = places(chosen, *in_order(partition, self._options, fusion=self._fusion))
         for (group, alike, _), each in zip(chosen, placed):
             place = each._replace(first=False)  # the first one may wait, too: what else is alike shares its kernels
             key = alike, place, group if place.over else None
             if key not in made:
                 variants = Variants(partition.graph, group, self.choose, place, self.named, self._options.target)
-                made[key] = variants.of(range_)
+                made[key] = variants.of(range_, tries)
                 self.made.by_size += variants.without
             found.append((group, made[key]))
         return tuple(found)

@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from math import inf, isqrt
+from math import gcd, inf, isqrt, prod
 
 from codegen import Schedule, Target, best_schedule, distance, estimated, schedules
+from codegen.arch import MAX_THREADS_PER_BLOCK
 from codegen.declined import Declined
 from codegen.families import family_of
 from codegen.naming import Identifiers
-from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums
+from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums, most, sizes_in, value
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
 from fusegraph.graph import Graph
@@ -40,10 +41,14 @@ FEW, LATE, WORST = 8, 0.05, 1.2
 #: Sizes between the ends of a range at which schedules are compared; those of them at which the best `TOP` are looked
 #: for, where there is a cost model.
 POINTS, ANCHORS, TOP = 32, 12, 3
+#: Powers of two that divide sizes make vectors; the widest one that matters.
+WIDEST = 16
 #: Remainders of sizes that a decision may depend on unseen: strides and units are rarely more.
 RESIDUES = 8
 #: Variants of a kernel at most.
 MOST = 48
+#: What a kernel that is none for some sizes raises.
+_NONE = (Declined, NotAccepted, ValueError, ArithmeticError, LookupError, AssertionError)
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,12 @@ class Range:
             return None
         name = max(among or self.varying, key=lambda n: self.bounds[n].max / max(self.bounds[n].min, 1))
         low, high = self.bounds[name]
-        middle = max(isqrt(max(low, 1) * high), low)
-        first, second = (Range({**self.bounds, name: Bounds(*part)}) for part in ((low, middle), (middle + 1, high)))
+        return self.cut(name, max(isqrt(max(low, 1) * high), low))
+
+    def cut(self, name: str, last: int) -> tuple[Range, Range]:
+        """Returns it in two, the first of them up to a ``last`` size of a symbol."""
+        low, high = self.bounds[name]
+        first, second = (Range({**self.bounds, name: Bounds(*part)}) for part in ((low, last), (last + 1, high)))
         return first, second
 
     def joined(self, other: Range) -> Range | None:
@@ -137,16 +146,17 @@ class Variant:
 def fastest(variants: Sequence[Variant], spec: KernelSpec, sizes: Mapping[str, int], target: Target) -> Variant:
     """Returns the one of a specification's variants that is estimated to be the fastest at some sizes.
 
-    Without a cost model this is the one nearest to the best schedule.
+    Where the best schedule has no cost model this is the one nearest to it.
     """
     found = [v for v in variants if sizes in v.range]
     if len(found) == 1:
         return found[0]
     known = at(spec, sizes)
     cycles = [estimated(known, v.choice.schedule, target) for v in found]
-    if all(c is None for c in cycles):
+    if None in cycles:
         best = best_schedule(known, target)
-        return min(found, key=lambda v: distance(v.choice.schedule, best))
+        if estimated(known, best, target) is None or all(c is None for c in cycles):
+            return min(found, key=lambda v: distance(v.choice.schedule, best))
     return found[min(range(len(found)), key=lambda n: _or_inf(cycles[n]))]
 
 
@@ -235,13 +245,33 @@ class Variants:
         self._graph, self._spec, self._group = graph, group.lowered.spec, group
         self._choose, self._place = choose, place
         self._named, self._target = names, target
-        self._sums = has_sums(self._spec)
+        self._sums, self._sizes = has_sums(self._spec), list(dict.fromkeys(sizes_in(self._spec)))
         self._points: dict[tuple[int, ...], _Best] = {}
-        self._count = 0
         self.without: list[tuple[Range, str]] = []
 
-    def of(self, range_: Range) -> tuple[Variant, ...]:
-        """Returns variants for a range; sizes that none is for are in ``without``."""
+    def of(self, range_: Range, tries: int) -> tuple[Variant, ...]:
+        """Returns variants for a range; sizes that none is for are in ``without``.
+
+        Where a few do not serve a range it is cut, the widest ranges first, as long as there are ``tries``.  What is
+        left then gets kernels that are right, if not the fastest.
+        """
+        left, made = [range_], list[Variant]()
+        for _ in range(tries):
+            if not left or len(made) >= MOST:
+                break
+            left.sort(key=lambda each: each.spread)
+            found, parts = self._tried(left.pop())
+            made += found
+            left += parts
+        for each in left:
+            made += self._tried(each, last=True)[0]
+        return _joined(made)
+
+    def _tried(self, range_: Range, *, last: bool = False) -> tuple[tuple[Variant, ...], tuple[Range, ...]]:
+        """Returns variants for a range, or its parts; of one that has neither the reason is in ``without``.
+
+        The ``last`` time there are no parts: any kernels will do.
+        """
         low, high = range_.end("min"), range_.end("max")
         sides = {name: low | {name: high[name]} for name in range_.varying}
         try:
@@ -250,18 +280,41 @@ class Variants:
             between = [] if range_.spread <= NEAR else self._between(range_)
         except Declined as reason:
             self.without.append((range_, f"kernel {self._spec.name!r}: {reason}"))
-            return ()
-        found = self._few(range_, [*ends, *others.values(), *between])
-        if not found and range_.spread <= NARROW:
+            return (), ()
+        found, differing = self._few(range_, [*ends, *others.values(), *between], last)
+        if not found and (last or range_.spread <= NARROW):
             found = self._any(range_, ends)
         least = ends[1].best.schedule
         apart = [n for n, point in others.items() if point.regrets([least])[0] > TOLERANCE]
-        halves = None if found else range_.halves(apart or self._apart(range_, ends[0].best.schedule))
-        if found or halves is None or self._count >= MOST:
-            self._count += len(found)
-            self.without += [] if found else [(range_, f"no schedule of kernel {self._spec.name!r} is for all of it")]
-            return found
-        return _joined([*self.of(halves[0]), *self.of(halves[1])])
+        parts = None if found or last else self._parts(range_, differing or ends[0].best.schedule, apart)
+        if not found and parts is None:
+            self.without.append((range_, f"no schedule of kernel {self._spec.name!r} is for all of it"))
+        return found, parts or ()
+
+    def _parts(self, range_: Range, schedule: Schedule, apart: Sequence[str]) -> tuple[Range, Range] | None:
+        """Returns a range in two parts, None if it is one size.
+
+        They meet where the code of a schedule's kernel begins to be that of large sizes; if that is nowhere, in the
+        middle: of sizes that other schedules are ``apart`` along, or else other code.
+        """
+        differs = self._apart(range_, schedule)
+        found = {name: first for name in differs if (first := self._first(range_, name, schedule)) is not None}
+        if found:
+            name = max(found, key=lambda n: range_.bounds[n].max / max(range_.bounds[n].min, 1))
+            return range_.cut(name, found[name] - 1)
+        return range_.halves(apart or differs)
+
+    def _first(self, range_: Range, name: str, schedule: Schedule) -> int | None:
+        """Returns the least size of a symbol from which on a kernel's code is the same; None if hardly any has it."""
+        (least, largest), least_of = range_.bounds[name], {n: Bounds(b.min, b.min) for n, b in range_.bounds.items()}
+        first = largest
+        while least < first:
+            middle = max(isqrt(max(least, 1) * first), least)
+            if self._common(Range({**least_of, name: Bounds(middle, largest)}), schedule, False) is not None:
+                first = middle
+            else:
+                least = middle + 1
+        return first if largest >= NEAR * max(first, 1) else None
 
     def _between(self, range_: Range) -> list[_Point]:
         """Returns points between the ends; where there is a cost model, the best schedule is looked for at few."""
@@ -279,21 +332,44 @@ class Variants:
             if self._sums:
                 steps = product((0, 1), repeat=len(sizes))
                 beside = [{name: n + step for (name, n), step in zip(sizes.items(), each)} for each in steps]
-            points = [self._at(each) for each in beside if each in range_]
-            self._points[key] = min(points, key=lambda point: getattr(point.best.schedule, "vector", 1))
+            self._points[key] = self._at(min((each for each in beside if each in range_), key=self._divided))
         return self._points[key]
+
+    def _divided(self, sizes: Mapping[str, int]) -> int:
+        """Returns by how much powers of two divide the specification's sizes, at sizes by symbol."""
+        return sum(gcd(value(size.expression, sizes), WIDEST) for size in self._sizes)
 
     def _at(self, sizes: Mapping[str, int]) -> _Best:
         spec = at(self._spec, sizes)
-        return _Best(spec, self._target, self._choose(spec, self._group))
+        best = self._choose(spec, self._group)
+        if self._sums and self._rendered(sizes, best.schedule) is None:
+            # Sums may be whole vectors here, but are not at all sizes.
+            for each in (spec, at(self._spec, sizes, vary=True)):
+                found = islice(family_of(each).schedules(each, self._target), FEW)
+                schedule = next((s for s in found if self._rendered(sizes, s) is not None), None)
+                if schedule is not None:
+                    best = Choice(schedule)
+                    break
+        return _Best(spec, self._target, best)
 
-    def _few(self, range_: Range, points: Sequence[_Point]) -> tuple[Variant, ...]:
-        """Returns variants of which one serves each point, but for a few; none if there are no such."""
+    def _rendered(self, sizes: Mapping[str, int], schedule: Schedule) -> KernelSource | None:
+        """Returns the kernel with a schedule where sizes have these values, and vary; None if it is none for them."""
+        try:
+            return source_of(self._group, at(self._spec, sizes, vary=True), schedule, self._place)
+        except _NONE:
+            return None
+
+    def _few(self, range_: Range, points: Sequence[_Point], last: bool) -> tuple[tuple[Variant, ...], Schedule | None]:
+        """Returns variants of which one serves each point, but for a few; none if there are no such.
+
+        The ``last`` time those that serve the most are returned, however many these are.  Also returns the best
+        schedule of those whose code is not the same in all of the range.
+        """
         candidates: dict[Schedule, Choice] = {}
         for point in points:
             candidates = (point.worth_trying() if isinstance(point, _Best) else {}) | candidates
         regrets = dict(zip(candidates, zip(*(point.regrets(list(candidates)) for point in points))))
-        least, found = [LOST] * len(points), list[Variant]()
+        least, found, differing = [LOST] * len(points), list[Variant](), None
 
         def late() -> list[int]:
             return [n for n, regret in enumerate(least) if regret > TOLERANCE]
@@ -307,14 +383,16 @@ class Variants:
             if (source := self._source(range_, schedule)) is not None:
                 found.append(Variant(range_, choice, source))
                 least = list(map(min, least, regrets[schedule]))
-        if served() or range_.spread <= NEAR or (max(least) < LOST and len(found) == FEW):
-            return tuple(found)
-        return ()
+            else:
+                differing = differing or schedule
+        if served() or last or range_.spread <= NEAR or (max(least) < LOST and len(found) == FEW):
+            return tuple(found), differing
+        return (), differing
 
     def _apart(self, range_: Range, schedule: Schedule) -> list[str]:
         """Returns the symbols on whose sizes in a range the kernel with a schedule depends, beside its parameters."""
         low = {name: Bounds(b.min, b.min) for name, b in range_.bounds.items()}
-        return [n for n, b in range_.varying.items() if self._source(Range({**low, n: b}), schedule) is None]
+        return [n for n, b in range_.varying.items() if self._common(Range({**low, n: b}), schedule, False) is None]
 
     def _any(self, range_: Range, ends: Sequence[_Point]) -> tuple[Variant, ...]:
         """Returns a variant whose schedule is worth trying at both ends of a narrow range."""
@@ -325,19 +403,29 @@ class Variants:
         return ()
 
     def _source(self, range_: Range, schedule: Schedule) -> KernelSource | None:
-        """Returns the source of the kernel with a schedule if it is the same at all ends of a range, else None."""
+        """Returns the source of the kernel with a schedule, with a name of its own, if it has one for a range."""
+        found = self._common(range_, schedule, self._sums)
+        return None if found is None else self._named(found)
+
+    def _common(self, range_: Range, schedule: Schedule, probes: bool) -> KernelSource | None:
+        """Returns the source of the kernel with a schedule if it is the same at all ends of a range, else None.
+
+        Ends are those of the range alone, or also its ``probes``.
+        """
         vary = bool(range_.varying)
         try:
             check_overwriting(self._graph, [(self._group, schedule)])
             first, *others = (
                 source_of(self._group, at(self._spec, end, vary=vary, within=range_.bounds), schedule, self._place)
-                for end in (*range_.ends, *(range_.probes if self._sums else ()))
+                for end in (*range_.ends, *(range_.probes if probes else ()))
             )
-        except (Declined, NotAccepted, ValueError, ArithmeticError, LookupError, AssertionError):
-            return None  # it is none for these sizes
+        except _NONE:
+            return None
         if first.dynamic_shared_bytes > self._target.arch.shared_bytes_per_block:
             return None  # the largest does not fit
-        return self._named(first) if all(repr(other) == repr(first) for other in others) else None
+        if most(prod(first.block)) > MAX_THREADS_PER_BLOCK:
+            return None
+        return first if all(repr(other) == repr(first) for other in others) else None
 
 
 def _joined(variants: Sequence[Variant]) -> tuple[Variant, ...]:

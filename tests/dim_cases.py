@@ -32,16 +32,6 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
 Made = fg.Tensor | Sequence[fg.Tensor]
 Case = Callable[..., Made]
 
-#: Cases of which some sizes may be planned when they come; docs/python.md says so.
-BY_SIZE = {
-    "reduction of both", "reduction of all", "matmul vector", "transpose", "sdpa_backward", "depthwise planes",
-    "depthwise stride 3", "depthwise gradients", "conv_wgrad", "conv_wgrad float32", "sdpa", "sdpa causal",
-    "sdpa window", "sdpa dropout", "sdpa mask", "sdpa_fp8", "max_pool whole", "max_pool stride 3",
-    "max_pool channels last", "avg_pool excluding", "scatter add", "scatter mean", "scatter max",
-    *(f"{a}{p}_pool{s}" for a in ("", "adaptive_") for p in ("max", "avg") for s in ("", "_backward")),
-    *(f"{a}max_pool{s}_index" for a in ("", "adaptive_") for s in ("", "_backward")),
-}  # fmt: skip
-
 
 def build(name: str) -> fg.Graph:
     """Returns the graph of a case."""

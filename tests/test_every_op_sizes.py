@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from chosen_sizes import some_sizes
-from dim_cases import BY_SIZE, CASES, build
+from dim_cases import CASES, build
 from graphs import ARCHS, share
 
 from fusegraph.engines.sized import SizedExecutable
@@ -18,10 +18,8 @@ from fusegraph.runtime.targets import named
 
 #: Cases whose kernels differ most from each other; the others are left to the slow tier.
 QUICK = {"pointwise add", "softmax", "matmul float16", "conv_fprop stride", "cumsum", "topk", "gather"}
-#: Offsets of packed sequences are in order and targets are numbers of classes, which random inputs are not; ranges of
-#: these norms take a minute to plan.  Kernels that are planned by size are those of graphs of known sizes: a few do.
-LEFT = {"sdpa packed", "linear_cross_entropy", "local_contrast_norm", "local_contrast_norm_backward"}
-LEFT |= BY_SIZE - {"reduction of both", "matmul vector", "adaptive_avg_pool", "sdpa"}
+#: Offsets of packed sequences are in order and targets are numbers of classes, which random inputs are not.
+LEFT = {"sdpa packed", "linear_cross_entropy"}
 CHECKED = [name for name in CASES if name not in LEFT]
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CHECKED]
 #: One in so many cases is also run on kernels for Hopper, and compiled by NVRTC.
@@ -37,11 +35,11 @@ def check_sizes(name: str, target: str | None, count: int, patch: pytest.MonkeyP
     graph = build(name)
     executable = graph.compile("cpu", target=target)
     assert isinstance(executable, SizedExecutable)
-    (planned,), build_kernels = executable.plans, host_compiler.build
+    (planned,) = executable.plans
+    assert planned.by_size == []
+    patch.setattr(host_compiler, "build", None)
     for sizes in some_sizes(graph, count):
-        known = planned.known(sizes) is not None
-        assert known or name in BY_SIZE, f"{name} at {sizes} is planned by size"
-        patch.setattr(host_compiler, "build", None if known else build_kernels)
+        assert planned.known(sizes) is not None, f"{name} at {sizes} is planned by size"
         at = executable.at(sizes)
         result = check_executable(at, random_inputs(at.graph, 1))
         assert result.ok, f"{name} at {sizes}: {result}"
@@ -67,6 +65,5 @@ def test_all_sizes_are_right_on_kernels_for_hopper(name: str, monkeypatch: pytes
 def test_kernels_of_all_sizes_compile_for_gpus(arch: str) -> None:
     for name in share(arch, CHECKED)[:: 2 * SOME]:
         found = plans(name, "h200" if arch == "sm_90a" else arch)
-        by_size = [each for plan in (found, *(other for _, other in found.aligned)) for each in plan.by_size]
-        assert name in BY_SIZE or not by_size, f"{name}: {by_size[0]}"
+        assert found.by_size == [], f"{name}: {found.by_size[0]}"
         nvrtc.compile_kernels(found.sources, arch, cache=default_cache())

@@ -144,19 +144,21 @@ def test_sizes_in_words():
 
 
 WINDOWS = "the rows of operand A are no windows of an image"
+THIN = {"thin": "neither operand has at most 16 rows or columns"}
 
 
 @pytest.mark.parametrize(
     ("dtype", "arch", "form", "reasons"),
     [
-        ("bfloat16", "sm_90a", "wgmma", {}),
-        ("bfloat16", "sm_80", "mma", {"wgmma": "sm_80 has no warpgroup matrix products"}),
-        ("float32", "sm_90a", "wgmma", {}),
+        ("bfloat16", "sm_90a", "wgmma", THIN),
+        ("bfloat16", "sm_80", "mma", {**THIN, "wgmma": "sm_80 has no warpgroup matrix products"}),
+        ("float32", "sm_90a", "wgmma", {"thin": "float32 is multiplied in parts by warpgroups only"}),
         (
             "float32",
             "sm_80",
             "simt",
             {
+                "thin": "float32 is multiplied in parts by warpgroups only",
                 "wgmma": "sm_80 has no warpgroup",
                 "mma": "float32 is multiplied in parts by",
                 "halo": WINDOWS,
@@ -167,7 +169,7 @@ WINDOWS = "the rows of operand A are no windows of an image"
             "float64",
             "sm_90a",
             "simt",
-            dict.fromkeys(("wgmma", "mma", "halo", "stem"), "tensor cores do not multiply float64"),
+            dict.fromkeys(("thin", "wgmma", "mma", "halo", "stem"), "tensor cores do not multiply float64"),
         ),
     ],
 )

@@ -92,9 +92,10 @@ def graphs() -> Iterator[fg.Graph]:
     x = g.tensor("x", (1, 16, 16, 16))
     g.output(g.conv_fprop(x, g.tensor("w", (16, 16, 3, 3)), padding=1, algorithm="winograd_4x4"), name="y")
     yield g
-    g = fg.Graph("product", io_dtype="bfloat16")
-    g.output(g.tensor("a", (64, 64)) @ g.tensor("b", (64, 64)), name="y")
-    yield g
+    for rows in (64, 4):
+        g = fg.Graph("product", io_dtype="bfloat16")
+        g.output(g.tensor("a", (rows, 64)) @ g.tensor("b", (64, 64), strides=(1, 64)), name="y")
+        yield g
     yield gradients(name="capped", rows=40, keys=40, results=3, soft_cap=5.0)
     for dtype in ("bfloat16", "float32"):
         yield made(name=dtype, dtype=dtype, rows=40, keys=40)

@@ -15,6 +15,7 @@ from codegen.buffers import Edge, every, where
 from codegen.expr import Operand, literal
 from codegen.iteration import extent
 from codegen.kernel import Kernel, converted, tile_at
+from codegen.sizes import smaller
 
 #: C variables of what ranges say of a tile's rows: see `BackwardScores`.
 INTERVALS = ("low", "high", "begin", "end")
@@ -131,7 +132,7 @@ class BackwardScores(Scores):
     def place(self, number: str, heads: int) -> None:
         """Writes where the tile of rows of this number is, if so many heads are worked on together."""
         tiles, batches = self.tiles, prod(self.whole.batch)
-        self.w.line(f"const Tile at = {tile_at(number, batches, tiles, min(heads, batches))};")
+        self.w.line(f"const Tile at = {tile_at(number, batches, tiles, smaller(batches, heads))};")
         self.w.line(f"const int r0 = {f'({tiles - 1} - at.col)' if self.last_first else 'at.col'} * {self.height};")
         self.coordinates("at.row", self.whole.batch)
 

@@ -19,6 +19,7 @@ from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import Kernel
 from codegen.products import MMA_16816, STAGES, add_products, multiply, place_warp, ring
+from codegen.sizes import most
 from codegen.spec import KernelSource
 from codegen.target import Target
 
@@ -126,7 +127,7 @@ class _Renderer:
             scores.make("tile")
             # With many keys the errors of rounding even out in the sum; with few, the divisor is the sum of the rounded
             # exponentials, which are what is multiplied.  Statistics are of the unrounded exponentials.
-            few = spec.keys <= s.keys and spec.stats is None
+            few = most(spec.keys) <= s.keys and spec.stats is None
             scores.softmax(CHAINS, self.element if few else "")
             w.line("attention::scale(o, rescale);")
             w.line(f"attention::round_to_fragments<{self.element}>(s, probability);")

@@ -40,7 +40,7 @@ class Flat(Sliding):
 
     def blocks_per_sm(self) -> int:
         """Returns how many blocks a multiprocessor should hold.  Left alone, ptxas spills to fit one more."""
-        return max(1, SM_REGISTERS // (self.threads * min(255, 16 + flat_registers(self.spec, self.s))))
+        return max(1, SM_REGISTERS // (most(self.threads) * min(255, 16 + flat_registers(self.spec, self.s))))
 
     def body(self) -> int:
         w, s, spec = self.w, self.s, self.spec

@@ -11,5 +11,5 @@ from codegen.filter_gradient.spec import FilterGradientSpec
 FAMILY = Family(
     "filter_gradient",
     FilterGradientSpec,
-    (Form("patches", FilterGradientSchedule, schedule.schedules, render),),
+    (Form("patches", FilterGradientSchedule, schedule.schedules, render, cost=schedule.cost),),
 )

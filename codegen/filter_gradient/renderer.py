@@ -11,13 +11,13 @@ from __future__ import annotations
 from math import prod
 
 from codegen.buffers import Edge, every, guard
-from codegen.declined import Declined
 from codegen.epilogue import Epilogue, operand_value
 from codegen.expr import Operand
 from codegen.filter_gradient.schedule import (
     FilterGradientSchedule,
     Span,
     blocks_per_sm,
+    check_rows,
     lanes_of,
     pairs,
     patches,
@@ -41,8 +41,7 @@ def render(spec: FilterGradientSpec, schedule: FilterGradientSchedule) -> Kernel
 
 class _Renderer:
     def __init__(self, spec: FilterGradientSpec, schedule: FilterGradientSchedule) -> None:
-        if spec.band % schedule.rows and not below(spec.out[1] - 1, spec.band):
-            raise Declined("rows of patches do not fill bands")
+        check_rows(spec, schedule)
         self.spec, self.s, self.t, self.w = spec, schedule, schedule.itype, Kernel(spec.name)
         names = self.w.names
         self.x, self.loss = names.unique(spec.x.name), names.unique(spec.loss.name)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from math import gcd, prod
 
 from codegen.buffers import Edge
 from codegen.canonical import canonical
+from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.filter_gradient.spec import FilterGradientSpec
 from codegen.iteration import extent, signed_index_type
-from codegen.sizes import smaller
+from codegen.sizes import below, smaller, values
 from codegen.target import Target
 
 #: Registers of a thread for sums, for all that it keeps, and products that its code spells out, at most.
@@ -80,7 +81,11 @@ class Span:
 def span(spec: FilterGradientSpec, axis: int, positions: int, taps: int) -> Span:
     """Returns what lies under so many positions and taps along an axis."""
     # The stride of one position, or the dilation of one tap, means nothing.
-    stride, dilation = spec.stride[axis] * (positions > 1), spec.dilation[axis] * (taps > 1)
+    return _span(spec.stride[axis] * (positions > 1), spec.dilation[axis] * (taps > 1), positions, taps)
+
+
+@cache
+def _span(stride: int, dilation: int, positions: int, taps: int) -> Span:
     step = gcd(stride, dilation) or 1
     stride, dilation = max(stride // step, 1), max(dilation // step, 1)
     at = {p * stride + t * dilation for p in range(positions) for t in range(taps)}
@@ -136,8 +141,8 @@ def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSc
 
 
 def cycles(spec: FilterGradientSpec, target: Target) -> float:
-    """Returns the cycles that the best schedule is estimated to take."""
-    return _ranked(canonical(spec), target)[0][0]
+    """Returns the cycles that the best schedule is estimated to take, at the sizes that are known here."""
+    return _ranked(canonical(values(spec)), target)[0][0]
 
 
 @lru_cache(256)
@@ -264,6 +269,18 @@ def estimate(spec: FilterGradientSpec, s: FilterGradientSchedule, target: Target
     memory = (read * size + 4 * prod(spec.space)) / (MEMORY_SHARE * target.bytes_per_cycle)
     total: float = max(issue, cache, memory, waiting) + 0.2 * (issue + cache + memory) + START
     return total
+
+
+def check_rows(spec: FilterGradientSpec, s: FilterGradientSchedule) -> None:
+    """Raises Declined for patches whose rows do not fill bands, where a band is less than the image at some size."""
+    if spec.band % s.rows and not below(spec.out[1] - 1, spec.band):
+        raise Declined("rows of patches do not fill bands")
+
+
+def cost(spec: FilterGradientSpec, s: FilterGradientSchedule, target: Target) -> float:
+    """Returns the estimated cycles of a schedule.  Raises Declined for one whose patches do not fill bands."""
+    check_rows(spec, s)
+    return estimate(spec, s, target)
 
 
 def _lines(spec: FilterGradientSpec, s: FilterGradientSchedule) -> float:

@@ -31,7 +31,7 @@ FAMILY = Family(
     "pool",
     PoolSpec,
     (
-        Form("staged", StagedSchedule, staged_schedule.schedules, staged.render),
+        Form("staged", StagedSchedule, staged_schedule.schedules, staged.render, cost=staged_schedule.cost),
         Form("pool", PoolSchedule, schedules, render),
     ),
 )

@@ -115,7 +115,7 @@ class Tiles:
         self.size = [1] * space.rank
         free = [d for d in range(space.rank) if all(d != k for k, _ in space.windows)]
         if free:
-            self.size[free[-1]] = min(s.planes, space.outer[free[-1]])
+            self.size[free[-1]] = _at_most(s.planes, space.outer[free[-1]])
         self.reach: list[int] = []
         self.fresh: list[int] = []
         self.shift: list[int] = []
@@ -123,7 +123,7 @@ class Tiles:
         for k, (d, window) in enumerate(space.windows):
             assert not isinstance(window, Adaptive)
             wanted = window.unit if k < banded else s.band if k == banded else space.outer[d]
-            self.size[d] = min(wanted, space.outer[d])
+            self.size[d] = _at_most(wanted, space.outer[d])
             assert self.size[d] % window.unit == 0 or self.size[d] == space.outer[d]
             whole = self.size[d] == space.outer[d]
             self.reach.append(window.size if whole else window.span(self.size[d]))
@@ -198,9 +198,14 @@ class Tiles:
         return extent((*self.space.outer, *(w.size for _, w in self.space.windows)), operand.strides)
 
 
+def _at_most(wanted: int, size: int) -> int:
+    """Returns the positions of a tile that is to have so many of a dimension: all of them if it never has more."""
+    return size if most(size) <= wanted else wanted
+
+
 def _runs(every: list[Along]) -> tuple[tuple[Along, ...], tuple[Along, ...]]:
     """Returns the dimensions of a box's segments and of its runs, without those of one element."""
-    left = sorted((a for a in every if a.size > 1 and a.stride > 0), key=lambda a: -a.stride)
+    left = sorted((a for a in every if most(a.size) > 1 and a.stride > 0), key=lambda a: -a.stride)
     run: list[Along] = []
     while left and left[-1].stride == prod(a.size for a in run):
         run.insert(0, left.pop())

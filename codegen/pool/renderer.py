@@ -17,6 +17,7 @@ from codegen.pool.elements import POSITIONS, Elements
 from codegen.pool.schedule import PoolSchedule, held_from
 from codegen.pool.space import steps, width
 from codegen.pool.steps import THREADS
+from codegen.sizes import most
 from codegen.spec import KernelSource, PoolSpec
 from codegen.windows import Adaptive
 
@@ -101,7 +102,7 @@ class PoolRenderer(Elements):
         self._number(total)
         terms: list[list[tuple[str, int]]] = [[] for _ in outer]
         for k, (d, size, factor) in enumerate(digits):
-            if size > 1:
+            if most(size) > 1:
                 terms[d].append((f"({coordinate('at', sizes, k)})", factor))
         self.at = []
         for d, parts in enumerate(terms):

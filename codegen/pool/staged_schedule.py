@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import hypot, lcm, prod
 
 from codegen.buffers import Edge
+from codegen.canonical import canonical
 from codegen.declined import Declined
 from codegen.expr import Result
 from codegen.pool.boxes import Box, StagedSchedule, Tiles
@@ -39,25 +41,33 @@ IN_TURN = 2
 
 def schedules(spec: PoolSpec, target: Target) -> Iterator[StagedSchedule]:
     """Yields schedules worth trying, best guess first.  Raises Declined where threads had better fold alone."""
-    space = normalize(spec)
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch.name} has no asynchronous copies")
+    space = normalize(spec)
     if not space.windows or any(isinstance(w, Adaptive) for _, w in space.windows):
         raise Declined("there are no windows of one form")
     if not prod(space.outer) * prod(w.size for _, w in space.windows):
         raise Declined("there is nothing to fold")
     if _alone(space):
         raise Declined("threads read what lies under their windows in vectors, and share little of it")
-    found = sorted((cycles(space, s, target), k, s) for k, s in enumerate(every(space)))
+    found = _ranked(canonical(spec), target)
     if not found:
         raise Declined("no tile's elements are neighbours in memory, or fit shared memory")
-    for number, (_, _, s) in enumerate(found[:MOST_TRIED]):
+    for number, s in enumerate(found):
         yield s
         turns = _Work(space, replace(s, blocks=1))
         blocks = target.sms * _resident(turns, target)
         fits = turns.tiles.bytes <= target.arch.shared_bytes_per_block
         if number < IN_TURN and fits and turns.blocks > blocks:
             yield replace(s, blocks=blocks)
+
+
+@lru_cache(256)
+def _ranked(spec: PoolSpec, target: Target) -> list[StagedSchedule]:
+    """Returns the best schedules of a canonical spec, the fastest by estimate first: equal layers share them."""
+    space = normalize(spec)
+    found = sorted((cycles(space, s, target), k, s) for k, s in enumerate(every(space)))
+    return [s for _, _, s in found[:MOST_TRIED]]
 
 
 def _alone(space: Space) -> bool:
@@ -120,7 +130,7 @@ def _fitting(space: Space, s: StagedSchedule, banded: int, side: int, nbytes: in
     if not s.planes and band >= size:
         while planes < side and brought(2 * planes, band) <= nbytes:
             planes *= 2
-    made = tiles(planes, band)
+    made = tiles(planes, -(-band // s.band) * s.band)  # a tile beyond the last position is none the larger
     if not made.loads or made.bytes > MOST_BYTES:
         return None
     return made.s
@@ -201,6 +211,15 @@ class _Work:
 def _short(box: Box) -> float:
     """Returns how much longer a box takes because of its runs: short ones use only a part of each access to memory."""
     return 1 + SHORT_RUN * max(0.0, RUN_BYTES / (box.length * box.operand.dtype.itemsize) - 1)
+
+
+def cost(spec: PoolSpec, s: StagedSchedule, target: Target) -> float:
+    """Returns the estimated cycles of a schedule.  Raises Declined for tiles that bring nothing, or do not fit."""
+    space = normalize(spec)
+    tiles = Tiles(space, s)
+    if not tiles.loads or tiles.bytes > target.arch.shared_bytes_per_block:
+        raise Declined("no tile's elements are neighbours in memory, or fit shared memory")
+    return cycles(space, s, target)
 
 
 def cycles(space: Space, s: StagedSchedule, target: Target) -> float:

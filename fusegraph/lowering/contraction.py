@@ -19,7 +19,7 @@ from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.convolution import Product
 from fusegraph.lowering.divided import divided
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.precision import in_parts
+from fusegraph.lowering.precision import in_parts, weighed
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
 from fusegraph.lowering.rows import RowsBuilder
 from fusegraph.lowering.views import strides_over
@@ -43,7 +43,7 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
     """Raises Declined with the reason unless the group is one contraction, or a transform, with pointwise nodes.
 
     The pointwise nodes are on its result and in front of it.  There may be several contractions that share operand A
-    and meet in a pointwise node, and reductions of parts of what follows.  Returns the choices of prologues.
+    and meet in a pointwise node, and reductions of parts of what follows.  Returns choices of products and prologues.
     """
     anchors = view.anchors
     anchor = anchors[0]
@@ -90,7 +90,10 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
         ):
             raise Declined(f"{anchor.name!r} is computed by phases: a kernel of its own turns {tensor.name!r}")
     check_size(view)
-    return [c if c.what == NAME else prologue.confirmed(view, options, c, partial(_spec, options)) for c in choices]
+    products = [choice for a in anchors if a.op.role in _PRODUCTS for choice in weighed(a, options)]
+    confirmed = partial(prologue.confirmed, view, options)
+    spec = partial(_spec, options)
+    return [*products, *(c if c.what == NAME else confirmed(c, spec) for c in choices)]
 
 
 def _spec(options: Options, view: GroupView) -> ContractionSpec:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf, prod
 
-import numpy as np
-
 from codegen.combiners import ADD, MAX
 from codegen.declined import Declined
 from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
+from codegen.sizes import least, most, varies
 from codegen.spec import PoolSpec, RowsSpec
 from codegen.windows import Adaptive, Sliding, Window
 from fusegraph.graph import Node, Tensor
@@ -277,11 +276,11 @@ class _Builder(ProgramBuilder):
         elements = self._values is self._known[True]
         fixed, factors = 1, []
         for axis, window in windows.items():
-            many = counts(window, pooled[axis], ends[axis])
-            if (many == many[0]).all():
-                fixed *= int(many[0])
+            alike, fewest = _counted(window, pooled[axis], ends[axis])
+            if alike is not None:
+                fixed *= alike
             else:
-                text = _count(window, ends[axis], int(many.min()))
+                text = _count(window, ends[axis], fewest)
                 at = self._index_of({axis: 1}, elements=elements)
                 factors.append(self._emit(f"{node.name} count", text, [at], "int32"))
         product = " * ".join([*(f"{{{k}}}" for k in range(len(factors))), *([str(fixed)] if fixed != 1 else [])])
@@ -291,14 +290,32 @@ class _Builder(ProgramBuilder):
 
 def _constant(windows: Windows, pooled: tuple[int, ...], ends: dict[int, int | None]) -> int | None:
     """Returns the number of elements that every window counts, None if they differ."""
-    every = [np.unique(counts(w, pooled[a], ends[a])) for a, w in windows.items()]
-    return prod(int(e[0]) for e in every) if all(len(e) == 1 for e in every) else None
+    every = [_counted(w, pooled[a], ends[a])[0] for a, w in windows.items()]
+    return None if None in every else prod(n for n in every if n is not None)
+
+
+def _counted(window: Window, positions: int, padded: int | None) -> tuple[int | None, int]:
+    """Returns the number of elements that a window at each position counts, None if they differ, and the least number.
+
+    If sizes vary, that is what holds at all of them.
+    """
+    if not varies((window, positions, padded)):
+        many = counts(window, positions, padded)
+        return int(many[0]) if len(many) and (many == many[0]).all() else None, int(many.min(initial=window.count))
+    if isinstance(window, Adaptive):
+        return None, 1
+    assert isinstance(window, Sliding)
+    last = (positions - 1) * window.stride - window.before
+    beyond = most(last + window.taps - (window.size if padded is None else padded)) > 0
+    alike = not beyond and (padded is not None or window.before <= 0)
+    fewest = min(least(window.size), window.taps - max(window.before, 0), least(window.size - last))
+    return window.taps if alike else None, fewest
 
 
 def _count(window: Window, padded: int | None, least: int) -> str:
     """Returns the C template for the number of elements that the window at a position counts."""
     if isinstance(window, Adaptive):
-        at = "{0}" if window.size * (window.positions + 1) < 2**31 else "int64({0})"
+        at = "{0}" if most(window.size * (window.positions + 1)) < 2**31 else "int64({0})"
         end = f"(({at} + 1) * {window.size} + {window.positions - 1}) / {window.positions}"
         return f"int32({end} - {at} * {window.size} / {window.positions})"
     assert isinstance(window, Sliding)

@@ -88,8 +88,9 @@ def _sliding(axis: int, size: int, values: Attributes) -> tuple[Sliding, int]:
         )
     positions = room // stride + 1
     # In ceil mode a last window may hang over the end, if it starts before it.
-    if values["ceil_mode"] and room % stride and positions * stride < size + before:
-        positions += 1
+    if values["ceil_mode"] and after < window.reach:
+        overhanging = stride <= window.reach - after  # that starts before the end, whatever the size
+        positions = -(-room // stride) + 1 if overhanging else -(-(size + before) // stride)
     return window, positions
 
 

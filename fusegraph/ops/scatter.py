@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from codegen.combiners import ADD, MAX, MIN, MUL, Combiner
+from codegen.sizes import below, most, varies
 from fusegraph.dtypes import int32, int64, uint64
 from fusegraph.errors import DTypeError, ShapeError
 from fusegraph.layout import packed_strides
@@ -119,7 +120,8 @@ class _Put:
         self.index = index
 
     def result(self) -> Any:
-        few = self.count <= FEW_UPDATES and self.include_self and self.reduction != "mean"
+        few = not varies(self.count) and self.count <= FEW_UPDATES
+        few = few and self.include_self and self.reduction != "mean"
         return self._one_by_one() if few else getattr(self, f"_{self.reduction}")()
 
     # ---- a few updates
@@ -179,7 +181,7 @@ class _Put:
         shape = [at.shape[axis] if d == axis else max(n, m) for d, (n, m) in enumerate(zip(source.shape, at.shape))]
         if at.shape != tuple(shape):
             at = write("broadcast", f"{part} at", at, shape=shape)
-        wide = int64 if source.size > int32.max else int32
+        wide = int64 if most(source.size) > int32.max else int32
         position = at if at.dtype == wide else write("identity", f"{part} wide", at, dtype=wide)
         steps = packed_strides(source.shape)
         if steps[axis] != 1:
@@ -195,13 +197,18 @@ class _Put:
     # ---- values that are combined at each place
 
     @cached_property
+    def _by_update(self) -> bool:
+        """Whether there is a slot for each update: where these are fewer than places, at all sizes."""
+        return below(self.count, self.size)
+
+    @cached_property
     def _slots(self) -> tuple[Any, int]:
         """The slot in which each update is combined, and the number of slots.
 
         Slots are the places of the axis or, if there are fewer updates, one for each update: updates of one place then
         share the slot of the last of them.
         """
-        if self.size <= self.count:
+        if not self._by_update:
             return self.index, self.size
         write = self.write
         own = write("sub", "slot", self._taken("last there", self._last_inside, self.index), 1)
@@ -216,7 +223,7 @@ class _Put:
 
     def _at_places(self, combined: Any, none: float) -> Any:
         """Returns what was combined in slots, at every place of x; ``none`` where a place has no update."""
-        if self.size > self.count:
+        if self._by_update:
             at = self.write("sub", f"{combined.name} slot", self._last_inside, 1)
             there = self._taken(f"{combined.name} there", combined, at)
             met = self.write("cmp_gt", f"{combined.name} met", self._last_inside, 0)
@@ -256,7 +263,7 @@ class _Put:
         if updates.dtype.is_int:
             return write("add", "", self._own, self._at_places(self._combined("sum", updates, "add"), 0))
         # Each update is less than 2 ** places: a sum of ``count`` of them does not overflow.
-        places, wide = 62 - self.count.bit_length(), self.wide
+        places, wide = 62 - most(self.count).bit_length(), self.wide
         scale = self._combined("scale", write(EXPONENT, "exponent", updates, wide=wide), "most")
         own = self._taken("own scale", scale, self._slots[0])
         sums = [

@@ -37,7 +37,8 @@ def describe_sized(planned: SizedPlan) -> dict[str, Any]:
     packing  the names of kernels that make packed tensors of parameters.
     symbols  name to unit: a symbol stands for the size of its Dim, divided by that.
     by_size  ``sizes, reason``: what is planned for each choice of sizes when it comes.
-    aligned  ``units`` (name to what sizes are multiples of) and ``plan``: the facts of sizes counted in them.
+    aligned  ``units`` (name to what sizes are multiples of) and ``plan``: the facts of sizes counted in them.  What is
+             ``by_size`` there has the kernels of other sizes.
     """
     units = {name: unit for name, (unit, _, _) in sources_of(planned.graph).items()}
     return {
@@ -119,14 +120,15 @@ def sized_text(facts: Mapping[str, Any], width: int = 80) -> str:
     for what in ("inputs", "outputs"):
         ends = ", ".join(f"{t['name']} {t['dtype']} [{', '.join(map(str, t['shape']))}]" for t in facts[what])
         lines += wrapped(f"{what}: {ends}", width, "  ", "    ")
-    lines += _ranges(facts, width)
+    lines += _ranges(facts, width, "planned for each choice of sizes when it comes")
     for aligned in facts["aligned"]:
         units = ", ".join(f"{name} a multiple of {unit}" for name, unit in aligned["units"].items())
-        lines += ["", f"  where {units}:", *_ranges(aligned["plan"], width)]
+        lines += ["", f"  where {units}:", *_ranges(aligned["plan"], width, "as for other sizes")]
     return "\n".join(lines) + "\n"
 
 
-def _ranges(facts: Mapping[str, Any], width: int) -> list[str]:
+def _ranges(facts: Mapping[str, Any], width: int, left: str) -> list[str]:
+    """Returns lines on the ranges of a plan; ``left`` says what serves those that it has no kernels for."""
     lines: list[str] = []
     for each in facts["ranges"]:
         lines += ["", f"  {sizes_text(each['sizes'])}: {count_text(len(each['groups']), 'kernel')}"]
@@ -137,7 +139,7 @@ def _ranges(facts: Mapping[str, Any], width: int) -> list[str]:
                 sizes = f" for {sizes_text(kernel['sizes'])}" if kernel["sizes"] != each["sizes"] else ""
                 lines += wrapped(f"{kernel['name']}{sizes}: {schedule}", width, " " * 6, " " * 10)
     if facts["by_size"]:
-        lines += ["", "  planned for each choice of sizes when it comes:"]
+        lines += ["", f"  {left}:"]
     for each in facts["by_size"]:
         lines += wrapped(f"{sizes_text(each['sizes'])}: {each['reason']}", width, "    ", " " * 8)
     return lines
