@@ -18,7 +18,8 @@ from codegen.arch import MAX_THREADS_PER_BLOCK
 from codegen.declined import Declined
 from codegen.families import family_of
 from codegen.naming import Identifiers
-from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums, most, sizes_in, value
+from codegen.size_expressions import value
+from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums, most, sizes_in
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
 from fusegraph.graph import Graph
