@@ -37,7 +37,7 @@ def _product(m: int, n: int, k: int, *, rows: bool = True, cols: bool = False, b
 
 def _split(spec: Any) -> Any:
     """Returns the best schedule of the form that splits."""
-    return FAMILY.forms[0].schedules(spec, H200)[0] if isinstance(spec, ContractionSpec) else best_schedule(spec, H200)
+    return FAMILY.forms[1].schedules(spec, H200)[0] if isinstance(spec, ContractionSpec) else best_schedule(spec, H200)
 
 
 def _case(graph: fg.Graph, label: str, **how: Any) -> Case:

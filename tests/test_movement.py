@@ -373,7 +373,8 @@ def test_fused_movement() -> None:
     assert {g.name: kernels(g) for g in graphs} == {g.name: 1 for g in graphs}
     check_all(graphs)
     (kernel,) = plan(graphs[7]).kernels
-    assert [t.name for t in kernel.group.reads] == ["y"]
+    (read,) = kernel.group.reads
+    assert read.shape == (3, 4)  # a part of y, as it lies
 
 
 @pytest.mark.slow

@@ -297,7 +297,7 @@ def test_the_command_line(saved, tmp_path, capsys):
     capsys.readouterr()
     assert main(["explain", str(file), "--dim", "batch=1..16", "--json"]) == 0
     (graph,) = json.loads(capsys.readouterr().out)["graphs"]
-    assert graph["ranges"][0]["sizes"] == {"batch": [1, 1]}
+    assert {"batch": [1, 1]} in [each["sizes"] for each in graph["ranges"]]
     assert main(["run", str(file), "--engine", "cpu", "--check", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["graphs"]
     assert [g["sizes"] for g in found] == [{"batch": 1}, {"batch": 8}, {"batch": 64}]

@@ -163,7 +163,11 @@ def _is_alike(node: Node | None, model: Node) -> bool:
 
 # ---- one field
 
-_NUMBER = Is("number", lambda t: t.value is not None and t.size == 1)
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.value is not None and tensor.size == 1
+
+
+_NUMBER = Is("number", _is_number)
 _AND, _RIGHT, _LEFT = (make("x", _NUMBER) for make in (op.bitwise_and, op.shift_right, op.shift_left))
 
 

@@ -106,6 +106,8 @@ def _cut_from_one(node: Node, found: Found) -> Tensor | None:
         return None
     axis, end = joined.attributes["axis"], 0
     first, stop = how["starts"][axis], how["stops"][axis]
+    if first is None or stop is None or how["steps"][axis] < 1:  # from the end on
+        return None
     for part in joined.inputs:
         start, end = end, end + part.shape[axis]
         if start <= first and stop <= end:
