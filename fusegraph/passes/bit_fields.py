@@ -163,6 +163,7 @@ def _is_alike(node: Node | None, model: Node) -> bool:
 
 # ---- one field
 
+
 def _is_number(tensor: Tensor) -> bool:
     return tensor.value is not None and tensor.size == 1
 
