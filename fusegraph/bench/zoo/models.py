@@ -256,5 +256,8 @@ def first(result: Any) -> Any:
         return result
     if hasattr(result, "to_tuple"):
         result = result.to_tuple()
-    every = result.values() if isinstance(result, dict) else result
-    return next(found for each in every if each is not None and (found := first(each)) is not None)
+    # No generator: torch 2.11 cuts a graph at one that calls itself, and what is behind it is then a result as well.
+    for each in result.values() if isinstance(result, dict) else result:
+        if each is not None and (found := first(each)) is not None:
+            return found
+    return None
