@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from codegen.buffers import guard
 from codegen.expr import Anchor, Emitter, Index, Load, Operand, Program, Result, Value, ctype_of, varying
 from codegen.iteration import Strides, linear, unsigned
 from codegen.kernel import Pointers, constant
@@ -192,8 +191,10 @@ class Epilogue:
             self._emitter.statements(w, terms, lambda k: self._varies[k] and Result(k) not in self.known)
             self._store(at, terms, dict(enumerate(staged)) if staged is not None else stored)
             for sink in sinks:
-                value = self._emitter.term(sink.reduction.value, terms)
-                w.line(f"{guard(sink.within)}reduce::into<{sink.reduction.combiner.functor}>({sink.own}, {value});")
+                value, reduction = self._emitter.term(sink.reduction.value, terms), sink.reduction
+                if sink.within:  # no branch: elements do not depend on each other's conditions
+                    value = f"{sink.within} ? {value} : {reduction.start}"
+                w.line(f"reduce::into<{reduction.combiner.functor}>({sink.own}, {value});")
         for n, name in stored.items():
             w.line(f"store({self.pointers.stores[n]} + {at.first(self.program.stores[n].operand.strides)}, {name});")
 

@@ -15,7 +15,7 @@ from codegen.spec import ContractionSpec, Partial
 
 @dataclass(frozen=True)
 class Sink:
-    """Where values of the program are combined: the C expression ``own``, if the condition ``within`` holds."""
+    """Where values of the program are combined: the C expression ``own``; only those ``within``, a condition if any."""
 
     reduction: Reduction
     own: str

@@ -164,3 +164,36 @@ def test_what_follows_from_what_is_kept_is_not_kept() -> None:
     images = [t for t in y.grad_fn.saved_tensors if t is not None and t.dim() == 4 and t.shape[2] == 8]
     assert len(images) == 6  # the operands of three convolutions and of three norms
     assert not any(t.dtype == torch.bool for t in y.grad_fn.saved_tensors if t is not None)
+
+
+class Documents(nn.Module):  # type: ignore[misc, name-defined]
+    """Attention in documents, whose tokens' positions begin at 0: a mask of positions, or of a few integers."""
+
+    def __init__(self, given: bool) -> None:
+        super().__init__()
+        self.qkv, self.given = nn.Linear(32, 96), given
+
+    def forward(self, x: Any, starts: Any) -> Any:
+        length = x.shape[1]
+        row, key = torch.arange(length)[:, None], torch.arange(length)
+        mask = key <= row
+        if self.given:
+            documents = (starts == 0).cumsum(-1)
+            mask = mask & (documents[:, None, :, None] == documents[:, None, None, :])
+        q, k, v = self.qkv(x).unflatten(2, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_masks_are_made_again(given: bool, dynamic: bool) -> None:
+    layer, starts = Documents(given), torch.arange(24).expand(2, 24) % 9
+    ours, theirs = (torch.randn(2, 24, 32, generator=torch.manual_seed(1)).requires_grad_() for _ in range(2))
+    y = torch.compile(layer, backend="fusegraph", fullgraph=True, dynamic=dynamic)(ours, starts)
+    kept = [t for t in y.grad_fn.saved_tensors if t is not None and not t.is_floating_point()]
+    assert sum(t.numel() for t in kept) <= given * starts.numel()
+    expected = layer(theirs, starts)
+    loss = torch.randn_like(y)
+    (grad,), (wanted,) = torch.autograd.grad(y, ours, loss), torch.autograd.grad(expected, theirs, loss)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(grad, wanted)

@@ -91,7 +91,7 @@ def schedules(spec: AttentionBackwardSpec, target: Target) -> tuple[AttentionBac
     # agree.
     if a.ranges or any(abs(b.row) > 1 or abs(b.key) > 1 for b in a.bounds):
         raise Declined("which tiles meet is not known from either side")
-    preferred = [(96, 2), (64, 2), (32, 2)] if max(a.depth, a.width) <= PANEL else [(64, 2), (48, 2), (32, 2)]
+    preferred = [(64, 2), (96, 2), (32, 2)] if max(a.depth, a.width) <= PANEL else [(64, 2), (48, 2), (32, 2)]
     found = []
     for cols, stages in preferred:
         s = AttentionBackwardFusedSchedule(min(cols, -(-a.rows // 32) * 32), stages)

@@ -39,20 +39,21 @@ class WgmmaPartials(Partials):
         for part in self.rows:
             self.begin(part, 4)
 
-    def sinks(self, column: str, *, outside: bool, row: str = "f % 2") -> list[Sink]:
-        """Returns where element ``e`` of pair ``f`` of the tile's 16 columns from ``column`` on is combined.
+    def sinks(self, column: str, *, outside: bool, row: str = "f % 2", chunk: str = "") -> list[Sink]:
+        """Returns where element ``e`` of a pair of columns, ``column`` of the tile the first, is combined.
 
-        ``outside`` says whether some may be outside of the result.
+        ``outside`` says whether some may be outside of the result; ``row`` is the pair's of the thread's two rows,
+        ``chunk`` a column of the tile in the same chunk.
         """
-        n = f"{self.block.n0} + {column} + f / 2 * 8 + lane % 4 * 2 + e"
+        n = f"{self.block.n0} + {column} + e"
         inside_m = self.block.m.inside(f"{self._row} + f % 2 * 8") if outside else ""
         inside_n = self.block.n.inside(n) if outside else ""
         sinks = [Sink(x.reduction, f"{x.own}[f / 2 * 2 + e]", inside_m) for x in self.rows]
         for x in self.cols:
-            chunk = "0"
+            at = "0"
             if self.s.part > x.partial.chunk:
-                chunk = f"{column if column.isidentifier() else f'({column})'} / {x.partial.chunk}"
-            sinks.append(Sink(x.reduction, f"{x.own}[{row}][{chunk}]", inside_n))
+                at = f"{chunk if chunk.isidentifier() else f'({chunk})'} / {x.partial.chunk}"
+            sinks.append(Sink(x.reduction, f"{x.own}[{row}][{at}]", inside_n))
         return sinks
 
     def leave_columns(self) -> None:

@@ -22,6 +22,8 @@ from codegen.tensor_map import box_bytes
 #: Where accesses would be shorter than so many bytes, it takes fewer of them if most have 16 aligned bytes and the rest
 #: one element.
 SHORT = 8
+#: How far a thread's pairs of columns are right of fragments of 8.
+PAIR = "lane % 4 * 2"
 
 
 class Results:
@@ -45,7 +47,8 @@ class Results:
         self.beyond_m = [f"m >= {block.m.total}"] if block.m.ragged else []
         self.beyond_n = [f"n >= {block.n.total}"] if block.n.ragged else []
         self.chunks, self.column = self.s.part // self.layout.chunk, f"chunk * {self.layout.chunk} + j"
-        #: the number of element e of pair f of the 16 columns from j on
+        #: the first column of pair f of the 16 columns from j on, and the number of its element e
+        self.pair = f"{self.column} + f / 2 * 8 + {PAIR}"
         self.element = f"({self.column}) / 2 + f / 2 * 4 + f % 2 * 2 + e"
 
     def begin(self) -> None:
@@ -134,12 +137,16 @@ class Results:
             rows, absent = placed(w, self.t, spec.results, *known)
         return [*batch, *rows], absent
 
-    def _column(self, position: str, *, held: bool = False) -> None:
+    def _column(self, position: str, right: str = PAIR, *, held: bool = False) -> None:
         """Writes the column n of a result, the first of two, with ``held`` one that exists."""
         total = self.block.n.total
-        position = f"{self.n0} + {position} + lane % 4 * 2"
+        position = f"{self.n0} + {position} + {right}"
         last = total - (1 if total % 2 else 2)
         self.w.line(f"const {self.t} n = {f'min({position}, {last})' if held else position};")
+
+    @property
+    def _held_element(self) -> str:
+        return f"min(n + e, {self.parts.cols - 1})"
 
     def _run(self, clamped: str | None = None) -> Run:
         """Returns the two neighbours of a row that a thread has: the second may not exist."""
@@ -148,17 +155,28 @@ class Results:
 
 
 class DirectResults(Results):
-    """Results that are written from registers: the two rows of a thread, one after the other."""
+    """Results that are written from registers: the two rows of a thread, one after the other.
+
+    Where they are reduced alone, those beyond the last column are computed, too: without branches a thread works on
+    several at a time.
+    """
 
     def write(self) -> None:
+        reduced = self.block.n.ragged and not self.epilogue.program.stores
         with self._pieces(), self.w.unrolled("for (int i = 0; i < 2; ++i)"):
             place, absent = self._row("row + i * 8")
             self.w.leave(*self.beyond_m, *absent)
+            right = PAIR
+            if reduced:
+                right = "right"
+                self.w.line(f"const int right = anew({PAIR});  // what is known of columns is not kept for all rows")
             with self.w.unrolled(f"for (int j = 0; j < {self.s.part}; j += 8)"):
-                self._column("j")
-                self.w.leave(*self.beyond_n)
-                sinks = self.partials.sinks("j", outside=False, row="i")
-                self.epilogue.results([*place, "n"], self._sums("j / 2 + i * 2 + e"), self._run(), sinks=sinks)
+                self._column("j", right, held=reduced)
+                if not reduced:
+                    self.w.leave(*self.beyond_n)
+                run = self._run(self._held_element if reduced else None)
+                sinks = self.partials.sinks(f"j + {right}", outside=reduced, row="i", chunk="j")
+                self.epilogue.results([*place, "n"], self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
 
 
 class ChunkedResults(Results):
@@ -189,7 +207,7 @@ class ChunkedResults(Results):
             place, _ = self._row("row + f % 2 * 8")
             self._column(f"{self.column} + f / 2 * 8")
             self.w.leave(*self.beyond_m, *self.beyond_n)
-            sinks = self.partials.sinks(self.column, outside=False)
+            sinks = self.partials.sinks(self.pair, outside=False, chunk=self.column)
             self.epilogue.results([*place, "n"], self._sums(self.element), self._run(), sinks=sinks)
         self.partials.leave_columns()
 
@@ -228,8 +246,9 @@ class StagedResults(ChunkedResults):
             place, absent = self._row("row + f % 2 * 8", held=True)
             w.leave(*absent)
             self._column(f"{self.column} + f / 2 * 8", held=self.block.n.ragged)
-            run = self._run(f"min(n + e, {self.parts.cols - 1})")  # an extra result in the buffer does no harm
-            sinks, pairs = self.partials.sinks(self.column, outside=True), self._held_pairs()
+            run = self._run(self._held_element)  # an extra result in the buffer does no harm
+            sinks = self.partials.sinks(self.pair, outside=True, chunk=self.column)
+            pairs = self._held_pairs()
             vectors = [f"{v}[f]" for v in values]
             self.epilogue.results([*place, "n"], self._sums(self.element), run, vectors, sinks, pairs)
         self.partials.leave_columns()

@@ -23,7 +23,7 @@
 //     dQ by values of groups = reduction(dQ by values of heads, axes=(2,))
 //     dQ rounded by values = narrow(dQ by values of groups, dtype=bfloat16)
 // 4 x 1024 queries and 1024 keys of 64 elements, values of 64, bfloat16
-// for 128 keys a block, tiles of 96 of the others in 2 stages filled by TMA, 2 consumer warpgroups
+// for 128 keys a block, tiles of 64 of the others in 2 stages filled by TMA, 2 consumer warpgroups
 #include "attention.cuh"
 #include "math.cuh"
 #include "mbarrier.cuh"
@@ -36,9 +36,8 @@
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
 #include "order.cuh"
-FUSEGRAPH_WGMMA(96)
 FUSEGRAPH_WGMMA(64)
-FUSEGRAPH_WGMMA(48)
+FUSEGRAPH_WGMMA(32)
 
 extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sums_kernel(
     const __grid_constant__ TensorMap dQ_queries_map,
@@ -57,13 +56,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
     struct Shared {
         alignas(1024) bfloat16 keys[1][1][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 values[1][1][128][64];  // panels of 128 bytes, swizzled
-        alignas(1024) bfloat16 queries[2][1][96][64];
-        alignas(1024) bfloat16 losses[2][1][96][64];
-        alignas(1024) bfloat16 gradients[2][2][96][64];  // by scores, in turn
-        alignas(1024) float sums[2][2][96][32];  // on their way to those of queries
+        alignas(1024) bfloat16 queries[2][1][64][64];
+        alignas(1024) bfloat16 losses[2][1][64][64];
+        alignas(1024) bfloat16 gradients[2][2][64][64];  // by scores, in turn
+        alignas(1024) float sums[2][2][64][32];  // on their way to those of queries
         Barrier sums_empty[2];
         int number;
-        alignas(16) float numbers[2][2][96];  // lse and row_dot of a tile's queries, and of the next one's
+        alignas(16) float numbers[2][2][64];  // lse and row_dot of a tile's queries, and of the next one's
         Barrier held_full[1];
         Barrier held_empty[1];
         Barrier full[2];
@@ -101,22 +100,22 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
             tma_load(shared.keys[held.index][0], dQ_keys_turned_map, shared.held_full[held.index], 0, r0, b1);
             tma_load(shared.values[held.index][0], dQ_values_map, shared.held_full[held.index], 0, r0, b1);
             for (int32 b2 = 0; b2 < 2; ++b2) {
-                const int first = max(0, r0) / 96, last = 11;  // tiles of queries that the keys may meet
+                const int first = max(0, r0) / 64, last = 16;  // tiles of queries that the keys may meet
                 for (int tile = first; tile < last; ++tile, ++stage) {
                     barrier_wait(shared.empty[stage.index], stage.parity ^ 1);
-                    barrier_expect(shared.full[stage.index], 24576);
-                    tma_load(shared.queries[stage.index][0], dQ_queries_map, shared.full[stage.index], 0, tile * 96, b1, b2);
-                    tma_load(shared.losses[stage.index][0], dQ_gradient_of_result_map, shared.full[stage.index], 0, tile * 96, b1, b2);
+                    barrier_expect(shared.full[stage.index], 16384);
+                    tma_load(shared.queries[stage.index][0], dQ_queries_map, shared.full[stage.index], 0, tile * 64, b1, b2);
+                    tma_load(shared.losses[stage.index][0], dQ_gradient_of_result_map, shared.full[stage.index], 0, tile * 64, b1, b2);
                 }
             }
         } else if (threadIdx.x / 32 == 1) {
             for (int32 b2 = 0; b2 < 2; ++b2) {
-                const int first = max(0, r0) / 96, last = 11;  // tiles of queries that the keys may meet
+                const int first = max(0, r0) / 64, last = 16;  // tiles of queries that the keys may meet
                 for (int tile = first; tile < last; ++tile) {
-                    #pragma unroll 3
-                    for (int i = threadIdx.x % 32; i < 192; i += 32) {
-                        const int32 x = tile * 96 + i % 96;
-                        shared.numbers[tile % 2][i / 96][i % 96] = i < 96 ? (x < 1024 ? attention::lse(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : infinity<float>()) : x < 1024 ? dQ_row_dot[b1 * 2048 + b2 * 1024 + x] : 0.0f;
+                    #pragma unroll 4
+                    for (int i = threadIdx.x % 32; i < 128; i += 32) {
+                        const int32 x = tile * 64 + i % 64;
+                        shared.numbers[tile % 2][i / 64][i % 64] = i < 64 ? attention::lse(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + x]) : dQ_row_dot[b1 * 2048 + b2 * 1024 + x];
                     }
                     named_barrier_sync(4, 288);
                 }
@@ -126,19 +125,19 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
             const int writer = (threadIdx.x - 64) / 32;
             Ring<2> sent;
             for (int32 b2 = 0; b2 < 2; ++b2) {
-                const int first = max(0, r0) / 96, last = 11;  // tiles of queries that the keys may meet
+                const int first = max(0, r0) / 64, last = 16;  // tiles of queries that the keys may meet
                 for (int tile = first; tile < last; ++tile, ++sent) {
                     if (sent.index != writer) continue;
                     named_barrier_sync(5 + writer, 288);
                     if (threadIdx.x % 32 == 0) {
-                        int32* const turns = dQ_by_queries_order + b1 * 22 + b2 * 11 + tile + 1;
-                        const int turn = min(8, max(0, (tile * 96 + 95) + 128) / 128) - 1 - r0 / 128;  // blocks of keys that the queries meet come before
+                        int32* const turns = dQ_by_queries_order + b1 * 32 + b2 * 16 + tile + 1;
+                        const int turn = min(8, max(0, (tile * 64 + 63) + 128) / 128) - 1 - r0 / 128;  // blocks of keys that the queries meet come before
                         turn_wait(turns, turn);
                         for (int i = 0; i < 2; ++i) {
                             if (turn == 0) {
-                                tma_store(dQ_by_queries_sums_map, shared.sums[writer][i], i * 32, tile * 96, b1, b2);
+                                tma_store(dQ_by_queries_sums_map, shared.sums[writer][i], i * 32, tile * 64, b1, b2);
                             } else {
-                                tma_store_add(dQ_by_queries_sums_map, shared.sums[writer][i], i * 32, tile * 96, b1, b2);
+                                tma_store_add(dQ_by_queries_sums_map, shared.sums[writer][i], i * 32, tile * 64, b1, b2);
                             }
                         }
                         tma_commit();
@@ -161,18 +160,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
         Ring<2> sent;  // places of gradients and of their products with the keys
         float by_s[32] = {};
         float by_p[32] = {};
-        float s[48], d[48], by_k[24];
-        uint32 factor[6][4], g_factor[6][4];
+        float s[32], d[32], by_k[16];
+        uint32 factor[4][4], g_factor[4][4];
         barrier_wait(shared.held_full[held.index], held.parity);
         for (int32 b2 = 0; b2 < 2; ++b2) {
-            const int first = max(0, r0) / 96, last = 11;  // tiles of queries that the keys may meet
+            const int first = max(0, r0) / 64, last = 16;  // tiles of queries that the keys may meet
             const auto scores = [&](int tile) {
-                const int c0 = tile * 96;
+                const int c0 = tile * 64;
                 if (c0 - (r0 + group * 64) - 63 >= 0) {
                     return;  // the products are the scores
                 }
                 #pragma unroll
-                for (int j = 0; j < 48; j += 4) {
+                for (int j = 0; j < 32; j += 4) {
                     #pragma unroll
                     for (int f = 0; f < 2; ++f) {
                         const int32 m = r0 + row + f * 8, n = c0 + j * 2 + lane % 4 * 2;
@@ -193,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 wgmma_fence();
                 #pragma unroll
                 for (int kk = 0; kk < 4; ++kk) {
-                    wgmma<bfloat16, bfloat16, 96>(
+                    wgmma<bfloat16, bfloat16, 64>(
                         s, matrix_descriptor<128>(&shared.keys[held.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
                         matrix_descriptor<128>(&shared.queries[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
                 }
@@ -201,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 wgmma_fence();
                 #pragma unroll
                 for (int kk = 0; kk < 4; ++kk) {
-                    wgmma<bfloat16, bfloat16, 96>(
+                    wgmma<bfloat16, bfloat16, 64>(
                         d, matrix_descriptor<128>(&shared.values[held.index][kk / 4][group * 64][kk % 4 * 16], 16, 1024),
                         matrix_descriptor<128>(&shared.losses[stage.index][kk / 4][0][kk % 4 * 16], 16, 1024), kk > 0);
                 }
@@ -210,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 wgmma_hold(s);
                 scores(tile);
                 #pragma unroll
-                for (int j = 0; j < 48; j += 4) {
+                for (int j = 0; j < 32; j += 4) {
                     const auto x = load_shared<2>(&shared.numbers[tile % 2][0][0] + j * 2 + lane % 4 * 2);
                     #pragma unroll
                     for (int i = 0; i < 4; ++i) s[j + i] = math::fast_exp2(unit * s[j + i] - x[i % 2]);
@@ -218,15 +217,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 attention::round_to_fragments<bfloat16>(s, factor);
                 wgmma_fence();
                 #pragma unroll
-                for (int kk = 0; kk < 6; ++kk) {
+                for (int kk = 0; kk < 4; ++kk) {
                     wgmma<bfloat16, bfloat16, 64, 1>(
-                        by_p, factor[kk], matrix_descriptor<128>(&shared.losses[stage.index][0][kk * 16][0], 12288, 1024), true);
+                        by_p, factor[kk], matrix_descriptor<128>(&shared.losses[stage.index][0][kk * 16][0], 8192, 1024), true);
                 }
                 wgmma_commit();
                 wgmma_wait<1>();  // those with the loss are there
                 wgmma_hold(d);
                 #pragma unroll
-                for (int j = 0; j < 48; j += 4) {
+                for (int j = 0; j < 32; j += 4) {
                     const auto x = load_shared<2>(&shared.numbers[tile % 2][1][0] + j * 2 + lane % 4 * 2);
                     #pragma unroll
                     for (int i = 0; i < 4; ++i) d[j + i] = s[j + i] * (d[j + i] - x[i % 2]);
@@ -234,31 +233,31 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
                 attention::round_to_fragments<bfloat16>(d, g_factor);
                 auto& by_scores = shared.gradients[sent.index];
                 #pragma unroll
-                for (int j = 0; j < 6; ++j) {
+                for (int j = 0; j < 4; ++j) {
                     store_words_turned<64>(&by_scores[group][0][0], t / 32 * 16, j * 16, g_factor[j]);
                 }
                 fence_async_shared();
                 wgmma_fence();
                 #pragma unroll
-                for (int kk = 0; kk < 6; ++kk) {
+                for (int kk = 0; kk < 4; ++kk) {
                     wgmma<bfloat16, bfloat16, 64, 1>(
-                        by_s, g_factor[kk], matrix_descriptor<128>(&shared.queries[stage.index][0][kk * 16][0], 12288, 1024), true);
+                        by_s, g_factor[kk], matrix_descriptor<128>(&shared.queries[stage.index][0][kk * 16][0], 8192, 1024), true);
                 }
                 wgmma_commit();
                 named_barrier_sync(4, 288);  // those of all keys are there, and the numbers of the next queries
                 wgmma_fence();
                 #pragma unroll
                 for (int kk = 0; kk < 8; ++kk) {
-                    wgmma<bfloat16, bfloat16, 48, 1>(
+                    wgmma<bfloat16, bfloat16, 32, 1>(
                         by_k, matrix_descriptor<128>(&shared.keys[held.index][0][kk * 16][0], 16384, 1024),
-                        matrix_descriptor<128>(&by_scores[kk / 4][group * 48][kk % 4 * 16], 16, 1024), kk > 0);
+                        matrix_descriptor<128>(&by_scores[kk / 4][group * 32][kk % 4 * 16], 16, 1024), kk > 0);
                 }
                 wgmma_commit();
                 wgmma_wait<0>();
                 if (t == 0) barrier_arrive(shared.empty[stage.index]);
                 wgmma_hold(by_k);
                 barrier_wait(shared.sums_empty[sent.index], sent.parity ^ 1);
-                attention::store_turned(&shared.sums[sent.index][t / 64][group * 48][0], (t / 32 * 16 + lane / 4) % 32, by_k);
+                attention::store_turned(&shared.sums[sent.index][t / 64][group * 32][0], (t / 32 * 16 + lane / 4) % 32, by_k);
                 fence_async_shared();
                 named_barrier_arrive(5 + sent.index, 288);
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from math import prod
 from operator import getitem
 from typing import Any
@@ -32,6 +33,46 @@ def keep_less(graph: Any) -> None:
     _normalize_by_statistics(graph)
     _narrow_positions(graph)
     _unpack_again(graph)
+    _make_masks_again(graph)
+
+
+def _make_masks_again(graph: Any) -> None:
+    """Has the backward pass make again what is made of integers that take less memory, or of positions alone.
+
+    Attention's masks are such: a kernel that sees how one is made needs no memory of it, and skips what it hides.
+    """
+    leaves: dict[Any, frozenset[Any]] = {}  # the inputs of tensors that are made of integers alone
+    for node in graph.nodes:
+        value, target = node.meta.get("val"), node.target
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, torch.SymInt):
+                leaves[node] = frozenset()
+        elif node.op == "placeholder":
+            if not (value.is_floating_point() or value.is_complex()):
+                leaves[node] = frozenset([node])
+        elif isinstance(target, torch._ops.OpOverload) and all(n in leaves for n in node.all_input_nodes):
+            if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
+                continue
+            leaves[node] = frozenset[Any]().union(*(leaves[n] for n in node.all_input_nodes))
+            if _bytes(node) > sum(map(_bytes, leaves[node])):
+                for each in _ancestors(node, leaves[node]):
+                    _again(each)
+
+
+def _bytes(node: Any) -> int:
+    """Returns the bytes of a tensor of elements one after the other; sizes that vary count as they were seen."""
+    value = node.meta["val"]
+    return prod(getattr(getattr(n, "node", None), "hint", n) for n in value.shape) * value.element_size()
+
+
+def _ancestors(node: Any, leaves: Set[Any]) -> Iterator[Any]:
+    """Yields a node and all that it is made of but leaves, less those that are computed again already."""
+    stack = [node]
+    while stack:
+        each = stack.pop()
+        if each not in leaves and "recompute" not in each.meta and isinstance(each.meta["val"], torch.Tensor):
+            yield each
+            stack += each.all_input_nodes
 
 
 def _unpack_again(graph: Any) -> None:
