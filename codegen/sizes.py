@@ -40,11 +40,12 @@ def _operator(operation: str, compute: _Operator) -> tuple[_Operator, _Operator]
     def method(a: int, b: int) -> int:
         if not isinstance(a, int) or not isinstance(b, int):
             return NotImplemented
-        left, right = (x.expression if isinstance(x, Size) else int(x) for x in (a, b))
-        made = combined(operation, left, right)
+        first, second = isinstance(a, Size), isinstance(b, Size)
+        made = combined(operation, a.expression if first else int(a), b.expression if second else int(b))
         if made.is_Integer:
             return int(made)
-        found = Size(compute(int(a), int(b)), made, _dims(a) | _dims(b))
+        dims = (_together(a.dims, b.dims) if second else a.dims) if first else b.dims
+        found = Size(compute(int(a), int(b)), made, dims)
         return int(found) if operation == "quotient" and _is_single(found) else found
 
     return method, lambda a, b: method(b, a)
@@ -142,8 +143,8 @@ def _is_single(size: Size) -> bool:
     return low == high
 
 
-def _dims(value: int) -> dict[str, Bounds]:
-    return dict(value.dims) if isinstance(value, Size) else {}
+def _together(some: Mapping[str, Bounds], others: Mapping[str, Bounds]) -> Mapping[str, Bounds]:
+    return some if some is others or some == others else {**some, **others}
 
 
 #: Every identifier that stands for an expression, and a Size with this expression.
