@@ -41,11 +41,9 @@ class Arch:
     has_cp_async            asynchronous copies global to shared of 4, 8 or 16 bytes (``cp.async``).
     has_fp8_convert         conversions between float and e4m3/e5m2 as instructions (``cvt.rn.satfinite.e4m3x2.f32``).
     has_fp8_mma             ``mma.sync`` on e4m3/e5m2 operands.
-    has_tma                 bulk tensor copies with mbarrier completion (``cp.async.bulk.tensor``).
     has_clusters            thread-block clusters and distributed shared memory.
     has_pdl                 programmatic dependent launch (``griddepcontrol``).
     has_wgmma               warpgroup matrix multiply (``wgmma.mma_async``) and ``setmaxnreg``.
-    has_tcgen05             fifth-generation tensor-core instructions on tensor memory (``tcgen05``).
     """
 
     name: str
@@ -60,11 +58,9 @@ class Arch:
     has_cp_async: bool
     has_fp8_convert: bool
     has_fp8_mma: bool
-    has_tma: bool
     has_clusters: bool
     has_pdl: bool
     has_wgmma: bool
-    has_tcgen05: bool
 
     @property
     def compute_capability(self) -> tuple[int, int]:
@@ -131,11 +127,9 @@ def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, tensor_core:
         has_cp_async=number >= 80,
         has_fp8_convert=number >= 89,
         has_fp8_mma=number >= 89,
-        has_tma=number >= 90,
         has_clusters=number >= 90,
         has_pdl=number >= 90,
         has_wgmma=specific and number == 90,
-        has_tcgen05=specific and 100 <= number < 120,
     )
 
 

@@ -36,10 +36,6 @@ class Code:
     low: int | None = None
     high: int | None = None
 
-    @property
-    def bits(self) -> int:
-        return 4 if "4" in self.kind.split("_")[0] else 8
-
 
 #: Instructions by their templates, on arrays: what takes codes apart.
 _OPERATIONS: dict[str, Callable[..., Array]] = {
@@ -90,9 +86,6 @@ def _decoded(program: Program, load: int, elements: Mapping[Value, Array]) -> di
     """Returns the values that follow from a tensor of bytes and positions, and are floats that something else uses."""
     own, of = Load(load), program.loads[load].dtype.name
     place = elements[own]
-    count = int(place.max()) + 1
-    if (len(place) // count) not in (1, 2) and count > 1:
-        return {}
     # Element 0 to 255 of the first axis: the byte; the second one: the element of the piece.
     every: Array = np.arange(256, dtype=np.uint8).view(_NUMPY[of])[:, None]
     known: dict[Value, Array] = {own: np.broadcast_to(every, (256, len(place)))}

@@ -45,9 +45,18 @@ def _is(e: Any, function: Callable[[], Any]) -> bool:
     return bool(e.func.__name__ == function().__name__)
 
 
+#: Every expression that was made, by itself: to find it again is fast where equal ones are one object.
+_MADE: dict[Any, Any] = {}
+
+
 @cache
 def combined(operation: str, a: Any, b: Any) -> Any:
     """Returns the expression of an operation: sums are written out, quotients that are whole are no quotients."""
+    made = _combined(operation, a, b)
+    return _MADE.setdefault(made, made)
+
+
+def _combined(operation: str, a: Any, b: Any) -> Any:
     import sympy
 
     a, b = sympy.sympify(a), sympy.sympify(b)
@@ -194,6 +203,11 @@ def limits_of(e: Any, dims: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
 @cache
 def replaced(expression: Any, known: tuple[tuple[str, Any], ...]) -> Any:
     """Returns an expression in which some symbols are numbers or other expressions."""
+    made = _replaced(expression, known)
+    return _MADE.setdefault(made, made)
+
+
+def _replaced(expression: Any, known: tuple[tuple[str, Any], ...]) -> Any:
     import sympy
 
     if expression.is_Symbol:

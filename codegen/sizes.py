@@ -31,6 +31,7 @@ class Bounds(NamedTuple):
     max: int
 
 
+_NO_DIMS: Mapping[str, Bounds] = {}
 _Operator: TypeAlias = Callable[[int, int], int]
 
 
@@ -40,11 +41,12 @@ def _operator(operation: str, compute: _Operator) -> tuple[_Operator, _Operator]
     def method(a: int, b: int) -> int:
         if not isinstance(a, int) or not isinstance(b, int):
             return NotImplemented
-        left, right = (x.expression if isinstance(x, Size) else int(x) for x in (a, b))
+        left, dims = (a.expression, a.dims) if isinstance(a, Size) else (int(a), _NO_DIMS)
+        right, others = (b.expression, b.dims) if isinstance(b, Size) else (int(b), dims)
         made = combined(operation, left, right)
         if made.is_Integer:
             return int(made)
-        found = Size(compute(int(a), int(b)), made, _dims(a) | _dims(b))
+        found = Size(compute(int(a), int(b)), made, _together(dims, others))
         return int(found) if operation == "quotient" and _is_single(found) else found
 
     return method, lambda a, b: method(b, a)
@@ -142,8 +144,9 @@ def _is_single(size: Size) -> bool:
     return low == high
 
 
-def _dims(value: int) -> dict[str, Bounds]:
-    return dict(value.dims) if isinstance(value, Size) else {}
+def _together(some: Mapping[str, Bounds], others: Mapping[str, Bounds]) -> Mapping[str, Bounds]:
+    """Returns the bounds of both, as one of the mappings that are there if they are the same."""
+    return some if some is others or some == others else {**some, **others} if some else others
 
 
 #: Every identifier that stands for an expression, and a Size with this expression.

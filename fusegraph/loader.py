@@ -47,7 +47,7 @@ from fusegraph.errors import FileError, FusegraphError, ShapeError, shown
 from fusegraph.frontends.cudnn import from_cudnn, is_pygraph
 from fusegraph.frontends.torch.files import graphs_of, is_model, is_program
 from fusegraph.graph import Graph
-from fusegraph.ranges import graph_at, varies
+from fusegraph.sized_graphs import graph_at, varies
 
 _LOOKED_FOR = (
     "looked for module-level names bound to a fusegraph.Graph, and for public functions without required parameters "

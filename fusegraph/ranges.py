@@ -7,22 +7,20 @@ kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from math import isqrt, prod
+from math import isqrt
 from typing import Any, TypeAlias
 
 from codegen import Schedule, Target, estimated
-from codegen.sizes import Bounds, Size, at, in_units, sizes_in, values
+from codegen.sizes import Bounds, at, in_units, values
 from codegen.spec import KernelSource, KernelSpec
-from fusegraph.dims import bounds_of, corner, generic
-from fusegraph.errors import GraphError, ShapeError
-from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.dims import corner, generic
+from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import Settled, Settling
-from fusegraph.ops.base import TensorType
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.packing import PACKING
 from fusegraph.passes.partition import Group, Partition
@@ -40,15 +38,11 @@ from fusegraph.plan import (
     places,
     plan,
 )
-from fusegraph.tensor import Position
+from fusegraph.sized_graphs import Sizes, ahead, check_shapes, graph_at, mapped
 from fusegraph.variants import NEAR, TOLERANCE, Names, Range, Variant, Variants, fastest
 
-#: Sizes by the names of symbols (`codegen.sizes.Size`).
-Sizes: TypeAlias = Mapping[str, int]
 #: What `partitioned` returns.
 _Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]
-#: Elements of the largest tensor of graphs that are planned ahead.
-LARGE = 2**29
 #: Multiples of so many elements of 16 bits are rows of whole vectors, or of whole words.
 UNITS = (8, 2)
 #: Partitions that are tried for a graph of a few nodes, and at least for those of more, in inverse proportion; ranges
@@ -59,6 +53,8 @@ MOST, NODES, LEAST = 192, 16, 48
 TRIES, KERNELS, FEWEST = 32, 12, 8
 #: How near to the size at which another partition begins ranges are cut, and ways to choose otherwise that are tried.
 CLOSE, WAYS = 1.02, 4
+#: Sizes of a symbol at most that are planned each by itself, where each has a partition of its own.
+EACH = 16
 #: Partitions that are kept in case that they are asked for again, as those at the ends of a range's parts are.
 KEPT = 32
 
@@ -130,24 +126,32 @@ def plan_ranges(
 
 
 class _Planner:
-    """Plans a graph for its ranges; one with ``spare`` plans only those for which there are fast kernels."""
+    """Plans a graph for its ranges; one whose symbols are ``counted`` in units only where there are fast kernels."""
 
-    def __init__(self, graph: Graph, options: Options, fusion: bool, choose: Chooser, *, spare: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, options: Options, fusion: bool, choose: Chooser, *, counted: Collection[str] = ()
+    ) -> None:
         self._graph, self._how = graph, (options, fusion, choose)
         self._options, self._fusion, self.choose = self._how
         self.made = SizedPlan(graph, options, fusion, choose)
-        self.named, self.spare = Names(), spare
+        self.named, self.counted = Names(), counted
         self.left = max(LEAST, min(MOST, MOST * NODES // max(len(graph.nodes), 1)))
         self.bounds = ahead(graph)
         self._known: dict[tuple[Any, ...], _Partitioned] = {}
+        #: symbols of which each size has a partition of its own, and those of which two neighbouring ones share one
+        self.apart: set[str] = set()
+        self._alike: set[str] = set()
         for which in ("min", "max"):
             check_shapes(graph, corner(self.bounds, which))
 
     def run(self) -> SizedPlan:
         self.plan(_first_ranges(self.bounds))
         for units in self.units():
-            counted = _Planner(_mapped(self._graph, partial(in_units, units=units))[0], *self._how, spare=True)
+            names = {name: f"{name}_by_{unit}" for name, unit in units.items()}
+            in_these = mapped(self._graph, partial(in_units, units=units))[0]
+            counted = _Planner(in_these, *self._how, counted=[*names.values()])
             counted.named, counted.left = self.named, self.left
+            counted.apart |= {names.get(name, name) for name in self.apart}
             # Sizes of 0 and 1 are left to the other plans.
             least = {n: Bounds(max(b.min, 2), b.max) if n in self.bounds else b for n, b in counted.bounds.items()}
             if all(b.min <= b.max for b in least.values()):
@@ -188,23 +192,60 @@ class _Planner:
         _, _, chosen = partitioned(graph, self._options, fusion=self._fusion, choose=self.choose)
         return [(c.schedule, estimated(group.lowered.spec, c.schedule, target)) for group, _, c in chosen]
 
-    def _plan(self, range_: Range) -> tuple[Range, ...]:
+    def _plan(self, range_: Range) -> Sequence[Range]:
         """Plans a range, or returns its parts; after as many partitions as are tried it has none."""
         if not range_.varying:
             self.made.plans.append(self._single(range_))
             return ()
-        low, high = (self._partitioned(range_.end(which), range_) for which in ("min", "max"))
+        ends = range_.end("min"), range_.end("max")
+        low, high = (self._partitioned(end, range_) for end in ends)
         reason = self._difference(low, high)
-        if reason and (range_.spread <= NEAR or (self.left <= 0 and not self.spare)):
-            reason, high = self._settled(range_, low, high, reason)
+        hopeless = not self.apart.isdisjoint(range_.varying)
+        if reason and not hopeless and (range_.spread <= NEAR or (self.left <= 0 and not self.counted)):
+            reason, high = self._settled(range_, ends, reason)
         if not reason:
             kernels = self._kernels(range_, high[1], high[2])
             self.made.plans.append(RangePlan(range_, high[0], high[1], kernels, self._packing(high[0])))
             return ()
-        parts = self._parts(range_, high) if self.left > 0 else None
-        if parts is None:
+        parts: Sequence[Range] = ()
+        if self.left > 0 and (name := self._everywhere(range_)) is not None:
+            low_size, high_size = range_.bounds[name]
+            reason = f"{reason}, as for each size of {name!r}"
+            others = range_.varying.keys() - {name}  # without any, the plans of all sizes have these
+            if high_size - low_size < EACH and not (self.counted and others.isdisjoint(self.counted)):
+                parts = [Range({**range_.bounds, name: Bounds(n, n)}) for n in range(low_size, high_size + 1)]
+        elif self.left > 0:
+            parts = self._parts(range_, high) or ()
+        if not parts:
             self.made.by_size.append((range_, reason))
-        return parts or ()
+        return parts
+
+    def _everywhere(self, range_: Range) -> str | None:
+        """Returns a symbol of which each size has a partition of its own: to cut a range does not help then.
+
+        That is so if a kernel has a number in it that follows from a size, as the scale of attention does from the size
+        of its heads: neighbouring sizes differ at both ends and in the middle, whatever is settled.
+        """
+        if (known := next((name for name in range_.varying if name in self.apart), None)) is not None:
+            return known
+        for name in [n for n in range_.varying if n not in self._alike]:
+            reason = ""
+            for place in (range_.end("max"), range_.end("min"), *range_.between(1)):
+                sizes = self._neighbours(range_, name, place)
+                reason = self._difference(*(self._partitioned(each, range_) for each in sizes))
+                if not reason:
+                    break
+            if reason and self._settled(range_, sizes, reason)[0]:
+                self.apart.add(name)
+                return name
+            self._alike.add(name)
+        return None
+
+    def _neighbours(self, range_: Range, name: str, sizes: Sizes) -> tuple[Sizes, Sizes]:
+        """Returns sizes with the next one of a symbol, both odd if possible, the smaller ones first."""
+        size, (low, high) = sizes[name], range_.bounds[name]
+        other = next(n for n in (size - 2, size + 2, size - 1, size + 1) if low <= n <= high)
+        return {**sizes, name: min(size, other)}, {**sizes, name: max(size, other)}
 
     def _parts(self, range_: Range, high: _Partitioned) -> tuple[Range, Range] | None:
         """Returns a range in two parts, None if it is one size.
@@ -241,12 +282,13 @@ class _Planner:
                 least = max(middle, least + 1)
         return first if largest >= NEAR * first else None
 
-    def _settled(self, range_: Range, low: _Partitioned, high: _Partitioned, reason: str) -> tuple[str, _Partitioned]:
-        """Returns a partition of the largest sizes that the smallest ones have too, by choices that are not the best.
+    def _settled(self, range_: Range, ends: tuple[Sizes, Sizes], reason: str) -> tuple[str, _Partitioned]:
+        """Returns a partition of the larger of two sizes that the smaller has too, by choices that are not the best.
 
         They are those of one end, or what is weighed at one end alone is chosen otherwise.  If there is none, the
-        partition and the reason are as they were.
+        partition is the best and the reason as it was.
         """
+        low, high = (self._partitioned(end, range_) for end in ends)
         small, large = ({c.key: c for c in (*each[0].choices, *each[1].choices)} for each in (low, high))
         of_high, of_low = ({k: Settled(c.taken) for k, c in both.items()} for both in (small | large, large | small))
         single = [c for key, c in (small | large).items() if c.others and not (key in small and key in large)]
@@ -255,7 +297,7 @@ class _Planner:
             otherwise = {c.key: Settled(c.others[0]) for c in single if c.what in kinds}
             tried += [of_high | otherwise] if otherwise else []
         for settled in tried:
-            again = [self._partitioned(range_.end(which), range_, settled) for which in ("min", "max")]
+            again = [self._partitioned(end, range_, settled) for end in ends]
             if not self._difference(again[0], again[1]):
                 return "", again[1]
         return reason, high
@@ -342,112 +384,6 @@ def _first_ranges(bounds: Mapping[str, Bounds]) -> Iterator[Range]:
         parts.append([*alone, *([Bounds(max(low, 2), high)] if high >= 2 else [])])
     for each in product(*parts):
         yield Range(dict(zip(bounds, each)))
-
-
-# ---- graphs at other sizes
-
-
-def graph_at(
-    graph: Graph, sizes: Sizes, *, vary: bool = False, fixed: frozenset[str] = frozenset()
-) -> tuple[Graph, Callable[[Tensor], Tensor]]:
-    """Returns a graph at sizes by symbol, and a function that returns its tensor for one of the old graph.
-
-    With ``vary`` sizes are still Sizes, but for those of the symbols in ``fixed``.
-    """
-    if isinstance(graph, OpenGraph):
-        return graph.known(sizes), lambda tensor: tensor
-    return _mapped(graph, lambda part: at(part, sizes, vary=vary, fixed=fixed))
-
-
-class OpenGraph(Graph):
-    """The inputs of a graph that is known when its sizes are, as its nodes do not follow from Dims.
-
-    known   makes the graph of sizes by symbol.
-    reason  why it does not follow.
-    """
-
-    def __init__(self, name: str, known: Callable[[Sizes], Graph], reason: str) -> None:
-        super().__init__(name)
-        self.known, self.reason = known, reason
-
-
-def _mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, Callable[[Tensor], Tensor]]:
-    """Returns a graph with other sizes, and a function that returns its tensor for one of the old graph.
-
-    That makes tensors for views, too, which lowerings took of tensors of the graph.
-    """
-    made, new = Graph(graph.name, graph.io_dtype, graph.compute_dtype), dict[Tensor, Tensor]()
-
-    def moved(old: Tensor) -> Tensor:
-        if old not in new:
-            tensor = new[old] = Tensor(made, old.name, changed(old.shape), changed(old.strides), old.dtype, old.value)
-            tensor.base, tensor.start, tensor.own_strides = (
-                moved(old.base),
-                changed(old.start),
-                changed(old.own_strides),
-            )
-            if (place := old.position) is not None:
-                tensor.position = Position(moved(place.index), changed(place.step), changed(place.size))
-        return new[old]
-
-    made.tensors = {name: moved(tensor) for name, tensor in graph.tensors.items()}
-    made._automatic, made._returned = set(map(moved, graph._automatic)), set(map(moved, graph._returned))
-    made.inputs, made.parameters = list(map(moved, graph.inputs)), set(map(moved, graph.parameters))
-    made.donated = set(map(moved, graph.donated.intersection(graph.inputs)))
-    made.packed = {moved(t): names for t, names in graph.packed.items()}
-    for node in graph.nodes:
-        attributes = changed(dict(node.attributes))
-        made.add_node(Node(node.op, tuple(map(moved, node.inputs)), attributes, *map(moved, node.outputs)))
-    made.outputs = list(map(moved, graph.outputs))
-    made.updates = {moved(t): moved(x) for t, x in graph.updates.items()}
-    return made, moved
-
-
-def ahead(graph: Graph) -> dict[str, Bounds]:
-    """Returns bounds of the symbols of a graph's sizes, narrowed until no tensor has more than `LARGE` elements.
-
-    Sizes beyond are planned by size: positions of 64 bits make other kernels.
-    """
-    bounds = bounds_in(graph)
-    sizes = {prod(t.shape) for t in graph.tensors.values()}
-    while max(map(int, at(tuple(sizes), {n: b.max for n, b in bounds.items()})), default=0) > LARGE:
-        name = max(bounds, key=lambda n: bounds[n].max / max(bounds[n].min, 1))
-        low, high = bounds[name]
-        if high <= 2 * max(low, 1):
-            break
-        bounds[name] = Bounds(low, high // 2)
-    return bounds
-
-
-def bounds_in(graph: Graph) -> dict[str, Bounds]:
-    """Returns bounds of the symbols of a graph's shapes, strides and attributes."""
-    every = [(t.shape, t.strides) for t in graph.tensors.values()]
-    return bounds_of(sizes_in([*every, *(dict(node.attributes) for node in graph.nodes)]))
-
-
-def varies(graph: Graph) -> bool:
-    """Tells whether a graph's sizes vary."""
-    return any(isinstance(size, Size) for tensor in graph.inputs for size in (*tensor.shape, *tensor.strides))
-
-
-def check_shapes(graph: Graph, sizes: Sizes) -> None:
-    """Raises GraphError for a node whose results have other shapes at some sizes than its operands make there.
-
-    Raises ShapeError for a node whose operands do not go together there.
-    """
-    where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-    for node in graph.nodes:
-        types = tuple(TensorType(at(t.shape, sizes), t.dtype) for t in node.inputs)
-        try:
-            inferred = node.op.infer(types, at(dict(node.attributes), sizes))
-        except ShapeError as error:
-            raise ShapeError(f"{node.name!r}, at {where}: {error}") from None
-        for made, tensor in zip(inferred if isinstance(inferred, tuple) else (inferred,), node.outputs):
-            if tuple(made.shape) != at(tensor.shape, sizes):
-                raise GraphError(
-                    f"the shape of {tensor.name!r} does not follow the sizes that vary: {list(tensor.shape)} would be "
-                    f"{list(at(tensor.shape, sizes))} at {where}, {node.op.name} makes {list(made.shape)}"
-                )
 
 
 def _instance(graph: Graph, planned: RangePlan, sizes: Sizes, target: Target) -> Plan:

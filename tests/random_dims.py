@@ -14,7 +14,7 @@ from chosen_sizes import some_sizes
 import fusegraph as fg
 from fusegraph.engines.sized import sources_of
 from fusegraph.errors import FusegraphError
-from fusegraph.ranges import check_shapes, varies
+from fusegraph.sized_graphs import check_shapes, varies
 
 #: What the numbers in shapes and strides are written in.
 _SIZES = re.compile(r"(?:g\.tensor\('[^']*', |strides=|\.reshape\(|g\.broadcast\(t\d+, |size=)[(\[]([^)\]]*)[)\]]")

@@ -29,8 +29,8 @@ from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.engines.sized import on_cpu
 from fusegraph.errors import FusegraphError
 from fusegraph.lowering.base import Options
-from fusegraph.ranges import varies
 from fusegraph.report.check import CheckResult, check_executable, random_inputs
+from fusegraph.sized_graphs import varies
 
 Array = np.ndarray[Any, Any]
 

@@ -55,9 +55,8 @@ def test_features() -> None:
     hopper_on = {"sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_110", "sm_120", "sm_121"} | specific
     assert having("has_cp_async") == set(KNOWN)
     assert having("has_fp8_convert") == having("has_fp8_mma") == hopper_on | {"sm_89"}
-    assert having("has_tma") == having("has_clusters") == having("has_pdl") == hopper_on
+    assert having("has_clusters") == having("has_pdl") == hopper_on
     assert having("has_wgmma") == {"sm_90a"}
-    assert having("has_tcgen05") == {"sm_100a", "sm_103a", "sm_110a"}
     assert [KNOWN[name].tensor_core for name in ("sm_80", "sm_89", "sm_90a", "sm_120")] == [3, 4, 4, 5]
 
 

@@ -13,7 +13,8 @@ from codegen.sizes import Bounds, Size, below, dimension, larger, limits, smalle
 from fusegraph.errors import GraphError, LayoutError, ShapeError
 from fusegraph.lowering.base import Options
 from fusegraph.passes.parameters import fixed
-from fusegraph.ranges import graph_at, plan_ranges
+from fusegraph.ranges import plan_ranges
+from fusegraph.sized_graphs import graph_at
 
 
 def of(n: int, low: int = 1, high: int = 40) -> int:

@@ -17,9 +17,10 @@ from codegen.sizes import Bounds, Size, at, dimension, in_units, least, most
 from fusegraph.dims import corner
 from fusegraph.errors import ArgumentError, GraphError, ShapeError
 from fusegraph.lowering.base import Options
-from fusegraph.ranges import check_shapes, graph_at, plan_ranges
+from fusegraph.ranges import plan_ranges
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.targets import named
+from fusegraph.sized_graphs import check_shapes, graph_at
 
 # ---- arithmetic
 

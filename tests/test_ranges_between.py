@@ -15,8 +15,9 @@ from codegen.spec import KernelSource
 from fusegraph import variants
 from fusegraph.lowering.base import Options
 from fusegraph.plan import source_of
-from fusegraph.ranges import graph_at, plan_ranges
+from fusegraph.ranges import plan_ranges
 from fusegraph.runtime.targets import named
+from fusegraph.sized_graphs import graph_at
 from fusegraph.variants import RESIDUES, Range, Variants
 
 #: (least, most, multiple_of): what divides both ends divides few sizes between; narrow, wide, and of one size but one.

@@ -109,3 +109,31 @@ def test_windows_that_hang_over_are_counted_at_all_sizes(window: int, stride: in
         starts = range(0, size + before, stride)
         covering = next((k for k, s in enumerate(starts) if s + window >= size + before + after), len(starts) - 1)
         assert at(y.shape[2], {"n": size}) == covering + 1
+
+
+def scores(least: int, most: int) -> fg.Graph:
+    """Returns attention's scores for heads of a size that varies: the scale is a number in the kernel."""
+    graph = fg.Graph("scores")
+    n, s = fg.Dim("n", min=least, max=most), fg.Dim("s", min=2, max=300)
+    q, k = graph.tensor("q", (1, 2, s, n)), graph.tensor("k", (1, 2, s, n))
+    graph.output(graph.sdpa(q, k, graph.tensor("v", (1, 2, s, n))), name="y")
+    return graph
+
+
+def test_sizes_with_partitions_of_their_own_are_planned_by_themselves() -> None:
+    planned = plan_ranges(scores(3, 6), Options())
+    assert planned.by_size == []
+    assert {p.range.bounds["n"] for p in planned.plans} == {(n, n) for n in range(3, 7)}
+    sizes = {"n": 5, "s": 40}
+    assert planned.known(sizes) is not None
+
+
+def test_many_sizes_with_partitions_of_their_own_are_planned_when_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No range of them has one partition, which shows at once: nothing is cut."""
+    made: list[object] = []
+    partitioned = ranges.partitioned
+    monkeypatch.setattr(ranges, "partitioned", lambda *args, **how: made.append(args) or partitioned(*args, **how))
+    planned = plan_ranges(scores(3, 300), Options())
+    assert {range_.bounds["n"] for range_, _ in planned.by_size} == {(3, 300)}
+    assert all("as for each size of 'n'" in reason for _, reason in planned.by_size)
+    assert len(made) < 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import exp, hypot, prod
 
@@ -91,13 +92,19 @@ def conflicts(spec: DirectConvolutionSpec, s: FlatSchedule, plane: int, row: int
 
     ``plane``, ``row`` and ``col`` are the elements, of ``size`` bytes, from one plane, row and column to the next.
     """
-    _, _, down, along = units(spec, s)
+    _, depth, down, along = units(spec, s)
+    return _parts((depth, down, along), (plane, s.rows * row, s.cols * col), size) * max(1.0, size / 4)
+
+
+@lru_cache(1 << 12)
+def _parts(counts: tuple[int, int, int], steps: tuple[int, int, int], size: int) -> int:
+    """Returns the most words of one bank among 32 threads, of such counts, that are such steps apart."""
+    (_, down, along), (plane, row, col) = counts, steps
     banks: dict[int, set[int]] = {}
     for t in range(32):
-        own = t // (spec.out[0] * down * along)
-        word = (own * plane + t // along % down * s.rows * row + t % along * s.cols * col) * size // 4
+        word = (t // prod(counts) * plane + t // along % down * row + t % along * col) * size // 4
         banks.setdefault(word % 32, set()).add(word)
-    return max(len(words) for words in banks.values()) * max(1.0, size / 4)
+    return max(len(words) for words in banks.values())
 
 
 def flat_registers(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:

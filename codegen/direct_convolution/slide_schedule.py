@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import exp, hypot, lcm, prod
 from typing import NamedTuple
@@ -89,8 +90,13 @@ def walk(spec: DirectConvolutionSpec, rows: int, sums: int, ahead: int = 1) -> W
 def columns(spec: DirectConvolutionSpec, cols: int) -> list[int]:
     """Returns which of the columns under ``cols`` outputs are columns of the input and meet taps."""
     apart = spec.input_dilation[2]
-    every = {q * spec.stride[2] + ks * spec.dilation[2] for q in range(cols) for ks in range(spec.taps[2])}
-    return sorted(ix for ix in every if ix % apart == spec.before[2] % apart)
+    return [*_touched(cols, spec.taps[2], spec.stride[2], spec.dilation[2], apart, spec.before[2] % apart)]
+
+
+@lru_cache(1 << 12)
+def _touched(cols: int, taps: int, stride: int, dilation: int, apart: int, first: int) -> tuple[int, ...]:
+    every = {q * stride + ks * dilation for q in range(cols) for ks in range(taps)}
+    return tuple(sorted(ix for ix in every if ix % apart == first))
 
 
 def widths(spec: DirectConvolutionSpec) -> list[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
 from math import gcd, prod
@@ -11,7 +11,7 @@ from math import gcd, prod
 from codegen.buffers import Edge
 from codegen.canonical import canonical
 from codegen.declined import Declined
-from codegen.expr import Operand
+from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.filter_gradient.spec import FilterGradientSpec
 from codegen.iteration import extent, signed_index_type
@@ -110,9 +110,9 @@ def tap_tiles(spec: FilterGradientSpec, s: FilterGradientSchedule) -> tuple[Edge
 
 
 def blocks_of(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
-    """Returns the number of blocks."""
+    """Returns the number of blocks of a part."""
     down, across = tap_tiles(spec, s)
-    return spec.parts * spec.taps[0] * down.tiles * across.tiles * lanes_of(spec, s).tiles
+    return spec.taps[0] * down.tiles * across.tiles * lanes_of(spec, s).tiles
 
 
 def patches(spec: FilterGradientSpec, s: FilterGradientSchedule) -> tuple[int, int]:
@@ -148,12 +148,23 @@ def cycles(spec: FilterGradientSpec, target: Target) -> float:
 @lru_cache(256)
 def _ranked(spec: FilterGradientSpec, target: Target) -> list[tuple[float, FilterGradientSchedule]]:
     """Returns the candidates for a canonical spec, each after its estimated cycles: equal layers share them."""
-    return sorted(((estimate(spec, s, target), s) for s in _candidates(spec)), key=lambda entry: entry[0])
+    cycles = _cost_model(spec, target)
+    works = _works(replace(spec, parts=1, program=Program()), _itype(spec))
+    return sorted(((cycles(s, work), s) for s, work in works), key=lambda entry: entry[0])
 
 
-def _candidates(spec: FilterGradientSpec) -> Iterator[FilterGradientSchedule]:
+@lru_cache(64)
+def _works(spec: FilterGradientSpec, itype: str) -> list[tuple[FilterGradientSchedule, Work]]:
+    """Returns the candidates for a spec, of one part and without a program: those of other numbers of parts share them.
+
+    The type of indices is all that they take of the program.
+    """
+    return [(s, work_of(spec, s)) for s in _candidates(spec, itype)]
+
+
+def _candidates(spec: FilterGradientSpec, itype: str) -> Iterator[FilterGradientSchedule]:
     """Yields the schedules that fit registers and code; if none does, one that keeps a sum alone."""
-    itype, least, found = _itype(spec), None, False
+    least, found = None, False
     tiles = [(-(-spec.taps[1] // n), -(-spec.taps[2] // m)) for n in range(1, 9) for m in (1, 2, 4, 8)]
     for channels, filters in _vectors(spec):
         wide = (
@@ -239,9 +250,28 @@ def _itype(spec: FilterGradientSpec) -> str:
     return signed_index_type(*reach)
 
 
-def estimate(spec: FilterGradientSpec, s: FilterGradientSchedule, target: Target) -> float:
-    """Returns the estimated cycles of a kernel: the slowest of instructions, cache and memory, and what is around."""
-    size, many = spec.x.dtype.itemsize, pairs(spec, s)
+@dataclass(frozen=True)
+class Work:
+    """What a schedule's threads do, of however many parts their sums are.
+
+    blocks    the blocks of one part; resident has how many of them a multiprocessor holds.
+    patches   the patches of a band.
+    each      instructions for a patch; ends those after the last one.
+    loads     loads for a patch; lines has how many accesses each of them takes.
+    """
+
+    blocks: int
+    resident: int
+    patches: int
+    each: float
+    ends: int
+    loads: int
+    lines: float
+
+
+def work_of(spec: FilterGradientSpec, s: FilterGradientSchedule) -> Work:
+    """Returns what a schedule's threads do for a spec."""
+    many = pairs(spec, s)
     losses = s.channels if spec.depthwise else s.filters
     convert = 0 if spec.x.dtype.ctype == spec.accumulate else 1
     down, across = span(spec, 1, s.rows, s.taps[0]), span(spec, 2, s.cols, s.taps[1])
@@ -250,25 +280,42 @@ def estimate(spec: FilterGradientSpec, s: FilterGradientSchedule, target: Target
     multiplied = spec.words * positions * prod(s.taps) * many
     converted = convert * (reads * s.channels + positions * losses)
     ragged = (spec.out[1] % s.rows > 0) * s.rows + (spec.out[2] % s.cols > 0) * positions
-    each = multiplied + converted + 1.4 * reads + positions + 4 * ragged + PLACE
-    bands, (high, broad) = spec.bands, patches(spec, s)
-    blocks, walkers = blocks_of(spec, s), s.warps * s.walkers
-    steps = -(-bands.size * high * broad // walkers)
-    resident = blocks_per_sm(spec, s)
-    waves = -(-blocks // (target.sms * resident))
-    active = min(resident, -(-blocks // target.sms))
-    each_sm = -(-blocks // target.sms) if waves == 1 else waves * resident
-    filled = min(ISSUED, 1 - STALLED ** (active * s.warps / 4))
-    ends = prod(s.taps) * many * (3 + 2 * s.walkers.bit_length()) + 200
-    issue = each_sm * s.warps * (steps * each + ends) / (4 * filled)
-    waiting = waves * steps * (LATENCY + each)
-    cache = LOAD * each_sm * s.warps * steps * (reads + positions) * _lines(spec, s)
+    return Work(
+        blocks=blocks_of(spec, s),
+        resident=blocks_per_sm(spec, s),
+        patches=prod(patches(spec, s)),
+        each=multiplied + converted + 1.4 * reads + positions + 4 * ragged + PLACE,
+        ends=prod(s.taps) * many * (3 + 2 * s.walkers.bit_length()) + 200,
+        loads=reads + positions,
+        lines=_lines(spec, s),
+    )
+
+
+def _cost_model(spec: FilterGradientSpec, target: Target) -> Callable[[FilterGradientSchedule, Work], float]:
+    """Returns what estimates the cycles of a spec's schedules.
+
+    They are the slowest of instructions, cache and memory, and what is around.
+    """
+    bands, parts, sms = spec.bands.size, spec.parts, target.sms
     read = prod((spec.images, spec.groups, spec.channels, *spec.sizes)) + prod(
         (spec.images, spec.groups, spec.filters, *spec.out)
     )
-    memory = (read * size + 4 * prod(spec.space)) / (MEMORY_SHARE * target.bytes_per_cycle)
-    total: float = max(issue, cache, memory, waiting) + 0.2 * (issue + cache + memory) + START
-    return total
+    memory = (read * spec.x.dtype.itemsize + 4 * prod(spec.space)) / (MEMORY_SHARE * target.bytes_per_cycle)
+
+    def cycles(s: FilterGradientSchedule, work: Work) -> float:
+        blocks = parts * work.blocks
+        steps = -(-bands * work.patches // (s.warps * s.walkers))
+        a_sm = -(-blocks // sms)
+        waves = -(-blocks // (sms * work.resident))
+        each_sm = a_sm if waves == 1 else waves * work.resident
+        filled = min(ISSUED, 1 - STALLED ** (min(work.resident, a_sm) * s.warps / 4))
+        issue = each_sm * s.warps * (steps * work.each + work.ends) / (4 * filled)
+        waiting = waves * steps * (LATENCY + work.each)
+        cache = LOAD * each_sm * s.warps * steps * work.loads * work.lines
+        total: float = max(issue, cache, memory, waiting) + 0.2 * (issue + cache + memory) + START
+        return total
+
+    return cycles
 
 
 def check_rows(spec: FilterGradientSpec, s: FilterGradientSchedule) -> None:
@@ -280,7 +327,7 @@ def check_rows(spec: FilterGradientSpec, s: FilterGradientSchedule) -> None:
 def cost(spec: FilterGradientSpec, s: FilterGradientSchedule, target: Target) -> float:
     """Returns the estimated cycles of a schedule.  Raises Declined for one whose patches do not fill bands."""
     check_rows(spec, s)
-    return estimate(spec, s, target)
+    return _cost_model(spec, target)(s, work_of(spec, s))
 
 
 def _lines(spec: FilterGradientSpec, s: FilterGradientSchedule) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import hypot, lcm, prod
 
 from codegen.buffers import Edge
@@ -88,6 +88,13 @@ def every(space: Space) -> Iterator[StagedSchedule]:
     across = [s.operand.strides for s in space.program.stores if free and s.operand.strides[free[-1]] == 1]
     (banded, tall), (last, _) = space.windows[max(0, len(space.windows) - 2)], space.windows[-1]
     assert not isinstance(tall, Adaptive)
+
+    @cache
+    def brought(planes: int, band: int) -> int:
+        """Returns the bytes of a tile's loads, whatever patches its threads take."""
+        tiles = Tiles(space, StagedSchedule(vector, itype, planes, band))
+        return sum(box.buffer("").bytes for box in tiles.loads.values())
+
     for cols in patches(space, 1, range(1, 9)):
         if cols > 1 and not space.inner and cols % 2 == 0 and not isinstance(space.windows[-1][1], Covering):
             continue  # threads side by side would read from the same banks
@@ -98,7 +105,8 @@ def every(space: Space) -> Iterator[StagedSchedule]:
             seen = set()
             for nbytes in TILE_BYTES:
                 for planes in _planes(space, side, vector, bool(across)):
-                    s = _fitting(space, StagedSchedule(vector, itype, planes, each, rows, cols), banded, side, nbytes)
+                    wanted = StagedSchedule(vector, itype, planes, each, rows, cols)
+                    s = _fitting(space, wanted, banded, side, nbytes, brought)
                     if s is not None and s not in seen:
                         seen.add(s)
                         yield s
@@ -112,15 +120,13 @@ def _planes(space: Space, side: int, vector: int, across: bool) -> list[int]:
     return sorted({min(side, max(vector, nbytes // itemsize)) for nbytes in SIDE_BYTES})
 
 
-def _fitting(space: Space, s: StagedSchedule, banded: int, side: int, nbytes: int) -> StagedSchedule | None:
-    """Returns a schedule with as large a band, and as many planes if those are 0, as bring so many bytes."""
+def _fitting(
+    space: Space, s: StagedSchedule, banded: int, side: int, nbytes: int, brought: Callable[[int, int], int]
+) -> StagedSchedule | None:
+    """Returns a schedule with as large a band, and as many planes if those are 0, as bring so many bytes.
 
-    def tiles(planes: int, band: int) -> Tiles:
-        return Tiles(space, StagedSchedule(s.vector, s.itype, planes, band, s.rows, s.cols))
-
-    def brought(planes: int, band: int) -> int:
-        return sum(box.buffer("").bytes for box in tiles(planes, band).loads.values())
-
+    ``brought`` tells the bytes of planes and bands.
+    """
     size, planes, band = space.outer[banded], s.planes or 1, s.band
     while band < size and brought(planes, min(size, 2 * band)) <= nbytes:
         band = min(size, 2 * band)
@@ -130,7 +136,8 @@ def _fitting(space: Space, s: StagedSchedule, banded: int, side: int, nbytes: in
     if not s.planes and band >= size:
         while planes < side and brought(2 * planes, band) <= nbytes:
             planes *= 2
-    made = tiles(planes, -(-band // s.band) * s.band)  # a tile beyond the last position is none the larger
+    band = -(-band // s.band) * s.band  # a tile beyond the last position is none the larger
+    made = Tiles(space, StagedSchedule(s.vector, s.itype, planes, band, s.rows, s.cols))
     if not made.loads or made.bytes > MOST_BYTES:
         return None
     return made.s
@@ -183,8 +190,8 @@ class _Work:
             nbytes = box.operand.dtype.itemsize * self.s.vector
             together = max(1, min(32, BANKS_BYTES // max(4, nbytes)))  # lanes that are served at once
             words: dict[tuple[int, int], set[int]] = {}
-            for lane in range(min(32, prod(self.counts))):
-                begin = self._place(box, lane) * box.operand.dtype.itemsize
+            for lane, place in enumerate(self._places(box)):
+                begin = place * box.operand.dtype.itemsize
                 for word in range(begin // 4, (begin + nbytes - 1) // 4 + 1):
                     words.setdefault((lane // together, word % 32), set()).add(word)
             worst: dict[int, int] = {}
@@ -193,19 +200,22 @@ class _Work:
             total += sum(worst.values())
         return total
 
-    def _place(self, box: Box, lane: int) -> int:
-        """Returns where the first element under a thread's windows lies in shared memory."""
-        offset = 0
+    def _places(self, box: Box) -> list[int]:
+        """Returns where the first element under the windows of each thread of a warp lies in shared memory."""
+        found = [0]
         for d in reversed(range(self.space.rank)):
-            lane, at = divmod(lane, self.counts[d])
-            position = at * self.chunk[d]
-            offset += position * box.steps.get(d, 0)
-            for k, (dim, window) in enumerate(self.space.windows):
-                if dim == d:
-                    assert not isinstance(window, Adaptive)
-                    source = position * window.fresh(window.unit) // window.unit
-                    offset += source * box.steps.get(self.space.rank + k, 0)
-        return offset
+            along = []
+            for at in range(min(self.counts[d], -(-32 // len(found)))):
+                position = at * self.chunk[d]
+                offset = position * box.steps.get(d, 0)
+                for k, (dim, window) in enumerate(self.space.windows):
+                    if dim == d:
+                        assert not isinstance(window, Adaptive)
+                        source = position * window.fresh(window.unit) // window.unit
+                        offset += source * box.steps.get(self.space.rank + k, 0)
+                along.append(offset)
+            found = [offset + inner for offset in along for inner in found]
+        return found[:32]
 
 
 def _short(box: Box) -> float:

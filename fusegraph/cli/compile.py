@@ -21,13 +21,13 @@ from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
 from fusegraph.plan import plan as plan_graph
-from fusegraph.ranges import varies
 from fusegraph.report import artifacts
 from fusegraph.report.explain import count_text, describe, describe_graph, size_text
 from fusegraph.report.explain_sized import describe_sized, ranges_of, sizes_text
 from fusegraph.runtime import driver, host_compiler, nvrtc
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.targets import DEFAULT, named
+from fusegraph.sized_graphs import varies
 
 #: Keys of a kernel in ``compile --json``.
 KERNEL_KEYS = (

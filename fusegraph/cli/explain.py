@@ -15,13 +15,14 @@ from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
-from fusegraph.ranges import SizedPlan, varies
+from fusegraph.ranges import SizedPlan
 from fusegraph.report.artifacts import UniqueNames, prepare, write_folder
 from fusegraph.report.explain import describe, explain_text
 from fusegraph.report.explain_sized import describe_sized, ranges_of, sized_text
 from fusegraph.report.passes import describe_steps, dump_files, steps_text
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.targets import named, present
+from fusegraph.sized_graphs import varies
 
 
 def explain_file(

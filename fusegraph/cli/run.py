@@ -20,11 +20,11 @@ from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs
 from fusegraph.ops.base import Array
 from fusegraph.ops.convert import to_reference
-from fusegraph.ranges import OpenGraph
 from fusegraph.report import artifacts
 from fusegraph.report.check import CheckResult, check_executable, random_inputs, run
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import to_device
+from fusegraph.sized_graphs import OpenGraph
 
 _TIMED_CALLS = 10
 

@@ -13,9 +13,9 @@ from fusegraph.engines.environment import check_environment
 from fusegraph.errors import ArgumentError, FusegraphError, shown
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
-from fusegraph.ranges import OpenGraph, varies
 from fusegraph.runtime.cache import DiskCache
 from fusegraph.runtime.targets import named
+from fusegraph.sized_graphs import OpenGraph, varies
 from fusegraph.values import Kind, Unfit, flag, integer, optional, word
 
 _logger = logging.getLogger(__name__)

@@ -18,9 +18,10 @@ from fusegraph.errors import ArgumentError, GraphError
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan, check_outputs
-from fusegraph.ranges import OpenGraph, SizedPlan, bounds_in, check_shapes, graph_at
+from fusegraph.ranges import SizedPlan
 from fusegraph.runtime.arrays import CPU, Device, cuda_device, view
 from fusegraph.runtime.cache import DiskCache, default_cache
+from fusegraph.sized_graphs import OpenGraph, bounds_in, check_shapes, graph_at
 
 #: Sizes of which Executables are kept.
 MOST_KEPT = 256

@@ -63,8 +63,9 @@ class CoordinateProgram(ProgramBuilder, ABC):
             place += len(sizes)
             self._identity += (Affine(tuple(steps)),)
         self._zero = Affine((0,) * len(self.space))
-        everything = [t for n in group.nodes for t in (*n.inputs, n.output)]
-        far = max([prod(self.space), *(max(extent(t.shape, t.strides), t.size) for t in everything)]) > FAR
+        every = {t for n in group.nodes for t in (*n.inputs, n.output)}
+        places = {(tuple(map(int, t.shape)), tuple(map(int, t.strides))) for t in every}
+        far = max([prod(map(int, self.space)), *(max(extent(*place), prod(place[0])) for place in places)]) > FAR
         self._itype = "int64" if far else "int32"
         self._memo: dict[tuple[Tensor, Coordinates, Value | None], Value] = {}
         self._here: tuple[Coordinates, Value | None] = (self._identity, None)

@@ -185,7 +185,7 @@ def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) 
     which may cost nothing by itself; 3 groups side by side.
     """
     if sibling is not None:
-        return 3, sibling.nbytes if isinstance(sibling, Tensor) else 0
+        return 3, quotient.bytes_of(sibling) if isinstance(sibling, Tensor) else 0
     kinds = quotient.view(a).kinds | quotient.view(b).kinds
     tier = 2 if Kind.MOVEMENT in kinds else 1
     if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:

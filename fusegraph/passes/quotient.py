@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence, Set
+from math import prod
 
 import networkx as nx
 
@@ -88,6 +89,7 @@ class Quotient:
             for tensor in _worth_sharing([node]):
                 self._readers.setdefault(tensor, []).append(k)
         self.adds = additions(graph, self.order)
+        self._bytes: dict[Tensor, int] = {}
         self._views: dict[int, GroupView] = {}
         self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
 
@@ -167,7 +169,13 @@ class Quotient:
         for maker, reader in ((view_a, view_b), (view_b, view_a)):
             moved += set(reader.reads).intersection(maker.writes)
             moved += [t for t in maker.writes if not self._needed_beyond(t, a, b)]
-        return sum(t.nbytes for t in moved)
+        return sum(map(self.bytes_of, moved))
+
+    def bytes_of(self, tensor: Tensor) -> int:
+        """Returns the bytes of a tensor at the sizes that it has: to compare them needs no expressions."""
+        if tensor not in self._bytes:
+            self._bytes[tensor] = tensor.dtype.nbytes(prod(map(int, tensor.shape)))
+        return self._bytes[tensor]
 
     def _needed_beyond(self, tensor: Tensor, a: int, b: int) -> bool:
         takers = self.consumers.get(tensor, ())

@@ -13,8 +13,9 @@ from fusegraph.errors import GraphError, listed
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.passes.partition import Group
-from fusegraph.ranges import OpenGraph, SizedPlan, plan_ranges
+from fusegraph.ranges import SizedPlan, plan_ranges
 from fusegraph.report.explain import MOST_LISTED, count_text, wrapped
+from fusegraph.sized_graphs import OpenGraph
 from fusegraph.tensor import Tensor
 from fusegraph.variants import Variant
 

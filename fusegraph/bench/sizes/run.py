@@ -221,9 +221,9 @@ def _graph(task: Task, case: Case, row: Row) -> None:
 def _replays_of_graph(case: Case, row: Row, executable: Any) -> None:
     """Times our kernels for all sizes beside those for one."""
     from fusegraph.engines import compile as compile_graph
-    from fusegraph.ranges import graph_at
     from fusegraph.report.check import operands, random_inputs
     from fusegraph.runtime.timing import ColdTimer
+    from fusegraph.sized_graphs import graph_at
 
     timer = ColdTimer()
     with kept(row.why, "replays", TIME_S):

@@ -19,7 +19,7 @@ from codegen.sizes import Bounds, Size, at
 from fusegraph.dims import Dim, bounds_of, corner
 from fusegraph.errors import ModelError
 from fusegraph.graph import Graph
-from fusegraph.ranges import check_shapes
+from fusegraph.sized_graphs import check_shapes
 
 #: Sizes of dimensions by name, or shapes of inputs by name.
 Given = Mapping[str, int | tuple[int, ...]]

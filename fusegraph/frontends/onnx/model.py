@@ -24,8 +24,8 @@ from fusegraph.frontends.onnx.tensors import DTYPES, Array, checked_shape, type_
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
-from fusegraph.ranges import OpenGraph, varies
 from fusegraph.runtime import targets
+from fusegraph.sized_graphs import OpenGraph, varies
 
 #: The largest size of a protocol buffer.
 MAX_BYTES = 2**31 - 1

@@ -60,9 +60,9 @@ from fusegraph.frontends.torch.whole_attention import NAMES, keep_whole
 from fusegraph.graph import Graph
 from fusegraph.phases import Phases, counted, phase, separately, without_collections
 from fusegraph.plan import Plan
-from fusegraph.ranges import graph_at
 from fusegraph.report.explain import count_text
 from fusegraph.runtime.arrays import torch_dtype
+from fusegraph.sized_graphs import graph_at
 
 #: The keys of `torch.compile(options=...)`: options of `fusegraph.compile`, and ATen operators to leave to torch.
 _OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "prepack_limit", "jobs", "leave", "fallback_random")
