@@ -48,4 +48,5 @@ def underflow(a: Array, b: Array, sums: Callable[[Array, Array], Array]) -> Arra
     def lost(x: Array) -> Array:
         return np.where((x != 0) & (np.abs(x) < FULL), LEAST, 0.0)
 
-    return np.asarray(sums(lost(a), b) + sums(a, lost(b)))
+    missing = [(lost(a), b), (a, lost(b))]
+    return np.asarray(sum((sums(x, y) for x, y in missing if x.any() and y.any()), start=np.zeros(())))
