@@ -208,14 +208,15 @@ def _contraction(
     """
     if not node.output.dtype.is_float:
         return np.full(value.shape, np.inf if any(e.any() for _, e in operands) else 0.0)
-    (a, ea), (b, eb) = ((np.asarray(v, np.float64), e) for v, e in operands)
+    (a, ea), (b, eb) = ((np.abs(np.asarray(v, np.float64)), e) for v, e in operands)
     attributes = {**node.attributes}
     types = tuple(t.type for t in node.inputs)
     assert node.op.products is not None
     products = node.op.products(types, attributes)
 
     def sums(x: Array, y: Array) -> Array:
-        return np.asarray(node.op.reference(np.abs(x), np.abs(y), **attributes))
+        """Returns the sums of products of magnitudes."""
+        return np.asarray(node.op.reference(x, y, **attributes))
 
     common = node.op.promoted(types)
     compute = compute_dtype(common, graph.compute_dtype)
@@ -235,9 +236,10 @@ def _contraction(
         error = error + (together + 2 * -(-together // FP8_AT_ONCE)) * FP8_UNIT * magnitude
     # Whether a partial sum overflows depends on the order of summation.
     largest = compute.max * (1 - 2.0**-10)
-    error = np.where(finite > largest, np.inf, error)
+    if not finite.max(initial=0.0) <= largest:
+        error = np.where(finite > largest, np.inf, error)
     if ea.any():
-        error = error + sums(ea, np.abs(b) + eb if eb.any() else b)
+        error = error + sums(ea, b + eb if eb.any() else b)
     if eb.any():
         error = error + sums(a, eb)
     return error if all_finite(error) else np.where(np.isnan(error), np.inf, error)
