@@ -17,6 +17,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n +([^\n]+))?')
 #: Files whose lines are nobody's own: torch's modules.
 _PACKAGES = re.compile(r"/(site|dist)-packages/torch/")
 _OURS = tuple(f"{Path(__file__).parents[1] / name}/" for name in ("fusegraph", "codegen"))
+_COMMANDS = f"{_OURS[0]}cli/"
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,11 @@ def present() -> Origin | None:
 
 
 def calling_line() -> Origin:
-    """Returns the line of source, outside of fusegraph, that adds a node now."""
+    """Returns the line of source, outside of fusegraph, that adds a node now; none if a command does by itself."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((*_OURS, "<")):
+        if frame.f_code.co_filename.startswith(_COMMANDS):
+            return Origin()
         frame = frame.f_back
     file, line = frame.f_code.co_filename, frame.f_lineno
     return Origin(trace=f'File "{file}", line {line}, in _\n    {linecache.getline(file, line).strip()}')

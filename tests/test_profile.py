@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from driver_double import library, log, run_double
+from driver_double import double, library, log, run_double, run_python
+from nvtx_tool import environment, ranges
 
 import fusegraph as fg
 from codegen.target import target
@@ -209,6 +210,41 @@ def double_ranges() -> None:
 
 def test_ranges_of_kernels_against_a_double_of_the_driver() -> None:
     run_double("test_profile", "double_ranges")
+
+
+def ranged_program() -> None:
+    """Calls a graph three times, as a user's program that knows nothing of ranges, and prints the kernels' nodes."""
+    graph = fg.Graph("chain")
+    x = graph.tensor("x", (64, 64))
+    for n in range(3):
+        x = graph.softmax(graph.matmul(x, x, name=f"product{n}"), name=f"soft{n}")
+    graph.output(x)
+    executable = graph.compile("cuda")
+    array = fg.to_device(np.ones((64, 64), np.float32))
+    for _ in range(3):
+        executable(array)
+    print(json.dumps(labels(executable.plan)))
+
+
+def check_ranges(folder: Path, **more: str) -> None:
+    """Runs `ranged_program` with a tool attached, by the package nvtx, and checks what the tool is told of."""
+    pytest.importorskip("nvtx")
+    said = run_python("import test_profile; test_profile.ranged_program()", **environment(folder), **more)
+    kernels = [", ".join(names) for names in json.loads(said)]
+    assert sorted(name for text in kernels for name in text.split(", ")) == [
+        f"{of}{n}" for of in ("product", "soft") for n in range(3)
+    ]
+    call = [("chain",), *(("chain", text) for text in kernels)]
+    assert ranges(folder, "fusegraph") == 3 * call
+
+
+def test_a_tool_is_told_of_ranges_by_the_package_nvtx(tmp_path: Path) -> None:
+    check_ranges(tmp_path, LD_LIBRARY_PATH=double())
+
+
+@pytest.mark.gpu
+def test_a_tool_is_told_of_ranges_on_a_gpu(tmp_path: Path) -> None:
+    check_ranges(tmp_path)
 
 
 def test_what_the_environment_says_of_ranges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,29 @@ def test_bench_counts_workloads(fake, monkeypatch: pytest.MonkeyPatch, capsys: p
     out = capsys.readouterr().out
     assert "sigmoid(a+b*c) 64Mi bf16" in out
     assert "\x1b" not in out
+
+
+def test_bench_counts_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from fusegraph.bench.zoo.run import Figures, Row, Task, Zoo
+    from fusegraph.cli import zoo
+
+    def measure(self: Zoo, *_: object) -> Iterator[Row]:
+        for timed in (False, True):
+            for task in self.tasks:
+                self.rows[task.name] = Row(
+                    task.model, "fp32", 1, {"fusegraph": Figures(1.5)}, timed=timed, device="cpu"
+                )
+                yield self.rows[task.name]
+
+    monkeypatch.setattr(zoo, "_tasks", lambda *_: [Task(name, "fp32", 1, device="cpu") for name in ("one", "two")])
+    monkeypatch.setattr(Zoo, "measure", measure)
+    terminal = on_terminal(monkeypatch)
+    assert main(["bench", "--suite", "training"]) == 0
+    said = shown(terminal.getvalue())
+    assert re.search(r"compiling models .* 0/2", said)
+    assert re.search(r"two fp32 b1 cpu is timed .* 2/2", said)
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_a_file_of_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

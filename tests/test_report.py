@@ -263,6 +263,23 @@ def test_modules_of_torch_and_lines_of_a_model(tmp_path):
         fusegraph.torch.Report(()).save(tmp_path / "empty.html")
 
 
+def test_lines_of_an_exported_model_are_the_users_own(tmp_path):
+    """What a command adds by itself, as the vectors of all batch norms at once, is from no line."""
+    pytest.importorskip("torch")
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\n\n\n"
+        "def model() -> torch.export.ExportedProgram:\n"
+        "    layers = [layer for n in (3, 8) for layer in (torch.nn.Conv2d(n, 8, 3), torch.nn.BatchNorm2d(8))]\n"
+        "    net = torch.nn.Sequential(*layers).eval().requires_grad_(False)\n"
+        "    return torch.export.export(net, (torch.zeros(1, 3, 8, 8),))\n"
+    )
+    assert main(["report", str(file), "-o", str(tmp_path / "page.json"), "--no-compile", "--target", "h200"]) == 0
+    (graph, *_) = load(tmp_path / "page.json")["graphs"]
+    assert {item["op"] for item in graph["items"]} > {"convolution", "slice"}
+    assert {item["place"].partition(":")[0] for item in graph["items"]} <= {"", "model.py"}
+
+
 def test_nodes_of_onnx(tmp_path):
     onnx = pytest.importorskip("onnx")
     import fusegraph.onnx

@@ -15,6 +15,7 @@ from fusegraph.bench import plot, results
 from fusegraph.bench.measure import PEERS, Bench
 from fusegraph.bench.results import Row
 from fusegraph.bench.workload import AnyWorkload, GraphWorkload
+from fusegraph.cli.benchmarks import MODULES
 from fusegraph.cli.console import NOT_OK, doing, note, progress, say
 from fusegraph.cli.suites import check_gpu, facts, pattern
 from fusegraph.errors import FusegraphError
@@ -190,7 +191,7 @@ def _workloads(file: str | None, suite: str | None) -> list[AnyWorkload]:
 
     make = SUITES.get(suite or SUITE)
     if make is None:
-        raise FusegraphError(f"--suite: there is no suite {suite!r}; there are: {', '.join(SUITES)}")
+        raise FusegraphError(f"--suite: there is no suite {suite!r}; there are: {', '.join((*SUITES, *MODULES))}")
     return list(make())
 
 

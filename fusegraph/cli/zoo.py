@@ -19,7 +19,7 @@ from fusegraph.bench.training import steps
 from fusegraph.bench.workers import Failure
 from fusegraph.bench.zoo.models import AUTOCAST, DTYPES
 from fusegraph.bench.zoo.run import Make, Subject, Task, Zoo, tasks
-from fusegraph.cli.console import NOT_OK, note, say
+from fusegraph.cli.console import NOT_OK, note, progress, say
 from fusegraph.cli.suites import caches, check_gpu, check_torch, facts, names_of, pattern, there
 from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
@@ -84,7 +84,10 @@ def zoo(
             return _kernels(make, wanted, folder, end)
         made = Decodings(wanted, file, folder, peers=beside) if suite == "decode" else Zoo(wanted, file, folder, make)
         made.facts = facts(commit, 0 if on_gpu else None)
+        step = progress(len(wanted))
+        step("compiling models", advance=sum(task.name in made.rows and made.rows[task.name].timed for task in wanted))
         for row in made.measure(_processes(suite) if on_gpu else 1, end):
+            step(f"{row.name} is {'timed' if row.timed else 'compiled'}", advance=int(row.timed))
             shown = ("replay_us" if suite == "decode" else "call_us") if row.timed and on_gpu else "cold_s"
             every = ", ".join(f"{engine} {getattr(of, shown)}" for engine, of in row.engines.items())
             note(f"{row.name}: {shown} {every}, {end - time.perf_counter():.0f} s are left")
@@ -136,8 +139,10 @@ def _numbers(batches: str, *, usual: bool = False) -> list[int]:
 def _kernels(make: Make, wanted: Sequence[Task], folder: Path, end: float) -> int:
     from fusegraph.bench.zoo.profile import profiles, text
 
-    failed = False
+    failed, step = False, progress(len(wanted))
+    step("compiling models")
     for task, profile in profiles(make, wanted, folder, end):
         failed |= isinstance(profile, Failure)
+        step(f"{task.name} is profiled", advance=1)
         say(f"{task.name}: {profile.reason}" if isinstance(profile, Failure) else text(profile))
     return NOT_OK if failed else 0

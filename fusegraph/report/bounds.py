@@ -9,7 +9,7 @@ comparison, a cast to an integer), this includes the jump.  Contractions use the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -27,7 +27,7 @@ from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import decompose
 from fusegraph.report.bounds_bf16x6 import underflow
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
-from fusegraph.report.bounds_written import distance, meant, too_narrow
+from fusegraph.report.bounds_written import all_finite, distance, meant, too_narrow
 
 #: Relative error of the approximate instructions, which are used if everything is stored in 16 bits or fewer.
 APPROXIMATE = 2.0**-15
@@ -40,6 +40,7 @@ TENSOR_CORE_UNIT = 2.0**-22
 FP8_UNIT, FP8_AT_ONCE = 2.0**-13, 32
 #: Relative error of a float32 operand in tf32: 10 bits after the leading one, rounded to nearest.
 TF32_UNIT = 2.0**-11
+_ZERO = np.zeros(())
 
 
 @dataclass(frozen=True)
@@ -72,31 +73,48 @@ def bounded(graph: Graph, inputs: Mapping[str, Array], rounding: Rounding) -> di
     """
     rounding = replace(rounding, materialized=rounding.materialized - too_narrow(graph))
     written_out = decompose(graph)
-    found = _begun(written_out.graph, inputs)
-    for node in written_out.graph.nodes:
-        with np.errstate(all="ignore"):
-            found[node.output] = _node(written_out.graph, node, [found[t] for t in node.inputs], rounding)
     counterpart = written_out.counterparts  # constants without effect have none
-    parts = {tensor: found[counterpart[tensor]] for tensor in graph.tensors.values() if tensor in counterpart}
-    if not graph.calls and not any(node.op.is_composite(node.attributes) for node in graph.nodes):
-        return parts
     result = _begun(graph, inputs)
+    found = {counterpart[t]: both for t, both in result.items() if t in counterpart}
+    found |= _exact({t: t.value for t in written_out.graph.tensors.values() if t.value is not None and t not in found})
     with np.errstate(all="ignore"):
         for node in graph.nodes:
-            call = graph.calls.get(node.output)
-            if call is not None or node.op.is_composite(node.attributes):
-                result |= meant(node, call, result, parts)
+            call, composite = graph.calls.get(node.output), node.op.is_composite(node.attributes)
+            if composite:
+                made = [counterpart[t] for t in node.outputs if t in counterpart]
+                for part in _between(written_out.graph, made, found):
+                    found[part.output] = _node(written_out.graph, part, [found[t] for t in part.inputs], rounding)
+                parts = {t: found[counterpart[t]] for t in node.outputs if t in counterpart}
             else:
-                result[node.output] = _node(graph, node, [result[t] for t in node.inputs], rounding)
+                parts = {node.output: _node(graph, node, [result[t] for t in node.inputs], rounding)}
+            of_node = meant(node, call, result, parts) if composite or call is not None else parts
+            result |= of_node
+            found |= {counterpart[t]: both for t, both in of_node.items() if t in counterpart}
     return result
 
 
 def _begun(graph: Graph, inputs: Mapping[str, Array]) -> dict[Tensor, tuple[Array, Array]]:
-    """Returns the values and zero errors of constants and inputs, which are exact."""
+    """Returns the values and zero errors of constants and inputs."""
     stored = {t: t.value for t in graph.tensors.values() if t.value is not None}
-    stored |= {t: inputs[t.name] for t in graph.inputs}
+    return _exact(stored | {t: inputs[t.name] for t in graph.inputs})
+
+
+def _exact(stored: Mapping[Tensor, Array]) -> dict[Tensor, tuple[Array, Array]]:
+    """Returns the values of tensors that are exact, with errors of zero."""
     values = {t: to_reference(array, t.dtype) for t, array in stored.items()}
-    return {t: (value, np.zeros(value.shape)) for t, value in values.items()}
+    return {t: (value, np.broadcast_to(_ZERO, value.shape)) for t, value in values.items()}
+
+
+def _between(graph: Graph, targets: Iterable[Tensor], known: Collection[Tensor]) -> list[Node]:
+    """Returns the nodes that tensors follow from, back to those that are known, in the order of the graph."""
+    found, stack = set[Node](), list(targets)
+    while stack:
+        tensor = stack.pop()
+        node = None if tensor in known else graph.producer(tensor)
+        if node is not None and node not in found:
+            found.add(node)
+            stack += node.inputs
+    return [node for node in graph.nodes if node in found] if found else []
 
 
 def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rounding: Rounding) -> tuple[Array, Array]:
@@ -124,8 +142,9 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
     if not tensor.dtype.is_float:
         return value, error
     compute = compute_dtype(tensor.dtype, graph.compute_dtype)
-    settled = ~np.isfinite(value) & (error == 0)  # infinite or NaN, whatever is rounded
-    magnitude = np.where(np.isnan(value), 0.0, np.abs(value)) + error
+    tame = all_finite(value)
+    settled = False if tame else ~np.isfinite(value) & (error == 0)  # infinite or NaN, whatever is rounded
+    magnitude = (np.abs(value) if tame else np.where(np.isnan(value), 0.0, np.abs(value))) + error
     if node.kind not in (
         Kind.POINTWISE,
         Kind.MOVEMENT,
@@ -140,14 +159,17 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
         unit = 2 * max(node.op.ulps, 1.0) * compute.unit_roundoff + 2 * node.op.reference_ulps * float64.unit_roundoff
         scale = magnitude if node.op.scale is None else np.maximum(magnitude, _scale(node, operands))
         error = error + (unit + APPROXIMATE * approximate) * scale + (128 if approximate else 8) * tiny(compute)
-    error = np.where(magnitude > compute.max * (1 - 2.0**-10), np.inf, error)
-    error = np.where(settled, 0.0, error)
+    largest = compute.max * (1 - 2.0**-10)
+    if not tame or not magnitude.max(initial=0.0) <= largest:
+        error = np.where(magnitude > largest, np.inf, error)
+        error = np.where(settled, 0.0, error)
     if rounding.strict or tensor.name in rounding.materialized:
         value, error = _rounded(value, error, tensor.dtype, strict=rounding.strict)
     if tensor.name in rounding.scaled:
         error = error + 2 * tensor.dtype.unit_roundoff * (np.abs(value) + error) + tiny(tensor.dtype)
-    error = np.where(np.isnan(value) & ~np.isinf(error), 0.0, error)
-    return value, np.where(np.isnan(error), np.inf, error)
+    if not tame:
+        error = np.where(np.isnan(value) & ~np.isinf(error), 0.0, error)
+    return value, error if all_finite(error) else np.where(np.isnan(error), np.inf, error)
 
 
 def _scale(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
@@ -165,14 +187,16 @@ def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple
     center = round_to(value, dtype) if strict else value
     slack = _slack(value, error)
     ends = [distance(center, round_to(end, dtype)) for end in (value - slack, value + slack)]
-    rounded = np.where(np.isinf(error), np.inf, np.maximum(*ends))
+    rounded = np.maximum(*ends)
+    rounded = rounded if all_finite(error) else np.where(np.isinf(error), np.inf, rounded)
     # Unless strict, consumers in the same kernel take the value from before the rounding.
     return center, rounded if strict else np.maximum(rounded, error)
 
 
 def _slack(value: Array, error: Array) -> Array:
     """Returns the bound, plus the rounding error of adding it to the value in float64."""
-    return np.asarray(error + 2 * np.where(np.isfinite(value), np.abs(value), 0.0) * float64.unit_roundoff)
+    size = np.abs(value) if all_finite(value) else np.where(np.isfinite(value), np.abs(value), 0.0)
+    return np.asarray(error + 2 * float64.unit_roundoff * size)
 
 
 def _contraction(
@@ -184,14 +208,15 @@ def _contraction(
     """
     if not node.output.dtype.is_float:
         return np.full(value.shape, np.inf if any(e.any() for _, e in operands) else 0.0)
-    (a, ea), (b, eb) = ((np.asarray(v, np.float64), e) for v, e in operands)
+    (a, ea), (b, eb) = ((np.abs(np.asarray(v, np.float64)), e) for v, e in operands)
     attributes = {**node.attributes}
     types = tuple(t.type for t in node.inputs)
     assert node.op.products is not None
     products = node.op.products(types, attributes)
 
     def sums(x: Array, y: Array) -> Array:
-        return np.asarray(node.op.reference(np.abs(x), np.abs(y), **attributes))
+        """Returns the sums of products of magnitudes."""
+        return np.asarray(node.op.reference(x, y, **attributes))
 
     common = node.op.promoted(types)
     compute = compute_dtype(common, graph.compute_dtype)
@@ -200,8 +225,9 @@ def _contraction(
         unit = TENSOR_CORE_UNIT
         if common == float32:
             ea, eb = (e + _tf32_error(v) for v, e in ((a, ea), (b, eb)))
-    magnitude = sums(a, b)
-    finite = sums(np.where(np.isfinite(a), a, 0.0), np.where(np.isfinite(b), b, 0.0))
+    magnitude = finite = sums(a, b)
+    if not (all_finite(a) and all_finite(b)):
+        finite = sums(np.where(np.isfinite(a), a, 0.0), np.where(np.isfinite(b), b, 0.0))
     error = (products + 2) * unit * magnitude + products * tiny(float32)
     if compute == common == float32 and unit != TENSOR_CORE_UNIT and products >= LEAST_TERMS:
         error = error + underflow(a, b, sums)  # tensor cores may multiply parts: else no less precise (`units`)
@@ -210,10 +236,13 @@ def _contraction(
         error = error + (together + 2 * -(-together // FP8_AT_ONCE)) * FP8_UNIT * magnitude
     # Whether a partial sum overflows depends on the order of summation.
     largest = compute.max * (1 - 2.0**-10)
-    error = np.where(finite > largest, np.inf, error)
-    if ea.any() or eb.any():
-        error = error + sums(ea, b) + sums(a, eb) + sums(ea, eb)
-    return np.where(np.isnan(error), np.inf, error)
+    if not finite.max(initial=0.0) <= largest:
+        error = np.where(finite > largest, np.inf, error)
+    if ea.any():
+        error = error + sums(ea, b + eb if eb.any() else b)
+    if eb.any():
+        error = error + sums(a, eb)
+    return error if all_finite(error) else np.where(np.isnan(error), np.inf, error)
 
 
 def _winograd(node: Node, operands: Sequence[tuple[Array, Array]], tile: int) -> Array:

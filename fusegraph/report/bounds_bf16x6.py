@@ -42,10 +42,15 @@ def units(terms: int) -> float:
 def underflow(a: Array, b: Array, sums: Callable[[Array, Array], Array]) -> Array:
     """Returns how far sums of products may be off because of elements so small that their third part underflows.
 
-    ``sums`` sums up products of magnitudes.
+    ``a`` and ``b`` are magnitudes, of which ``sums`` sums up products.
     """
 
     def lost(x: Array) -> Array:
-        return np.where((x != 0) & (np.abs(x) < FULL), LEAST, 0.0)
+        return (x > 0) & (x < FULL)
 
-    return np.asarray(sums(lost(a), b) + sums(a, lost(b)))
+    error = np.zeros(())
+    if (of_a := lost(a)).any():
+        error = error + sums(np.where(of_a, LEAST, 0.0), b)
+    if (of_b := lost(b)).any():
+        error = error + sums(a, np.where(of_b, LEAST, 0.0))
+    return error

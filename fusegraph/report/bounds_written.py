@@ -109,7 +109,14 @@ def distance(a: Array, b: Array) -> Array:
     """Returns |a - b| in float64; infinite where only one of them is NaN, or they are different infinities."""
     if a.dtype == np.bool_:
         return np.asarray(a != b, np.float64)
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    x, y = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
     distance = np.abs(x - y)
+    if all_finite(distance):
+        return np.asarray(distance)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
     return np.asarray(np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance)))
+
+
+def all_finite(array: Array) -> bool:
+    """Tells whether no element is infinite or NaN: most arrays need none of the work that these take."""
+    return bool(np.isfinite(array).all())

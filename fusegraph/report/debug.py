@@ -78,9 +78,11 @@ class Setup:
         """Returns the outputs by name; ``inputs`` may have other strides than the graph's."""
         return run(executable, {t.name: laid_out(inputs[t.name], t) for t in executable.graph.inputs})
 
-    def wrong(self, graph: Graph, inputs: Mapping[str, Array]) -> tuple[OutputCheck, ...]:
-        """Returns the outputs outside of their bounds, in the graph's order."""
-        executable = self.compile(graph)
+    def wrong(
+        self, graph: Graph, inputs: Mapping[str, Array], executable: Executable | None = None
+    ) -> tuple[OutputCheck, ...]:
+        """Returns the outputs outside of their bounds, in the graph's order; the graph may be compiled already."""
+        executable = executable or self.compile(graph)
         found = compare(graph, inputs, self.run(executable, inputs), rounding_of(executable, strict=self.strict))
         return tuple(check for check in found if not check.ok)
 
@@ -168,16 +170,16 @@ def first_wrong(
                     return _told(walk, setup, *(first or (name, told(found))), behind, "differs")
         return None
 
-    found = _search(graph, inputs, setup, look, progress)
-    if found is None and against == "reference":
+    def whole(executable: Executable) -> Finding | None:
         progress("comparing the outputs")
-        found = _wrong_output(graph, inputs, setup)
-    return found
+        return _wrong_output(executable, graph, inputs, setup)
+
+    return _search(graph, inputs, setup, look, progress, whole if against == "reference" else None)
 
 
-def _wrong_output(graph: Graph, inputs: Mapping[str, Array], setup: Setup) -> Finding | None:
+def _wrong_output(executable: Executable, graph: Graph, inputs: Mapping[str, Array], setup: Setup) -> Finding | None:
     """Returns the first output that is wrong though every kernel is right, as it is of what composites are made of."""
-    wrong = setup.wrong(graph, inputs)
+    wrong = setup.wrong(graph, inputs, executable)
     if not wrong:
         return None
     node = graph.producer(graph.tensors[wrong[0].name])
@@ -220,12 +222,14 @@ def _search(
     setup: Setup,
     look: Callable[[Walk, Kernel, Mapping[str, Array]], Finding | None],
     progress: Callable[[str], object],
+    whole: Callable[[Executable], Finding | None] | None = None,
 ) -> Finding | None:
-    """Runs the kernels one by one until ``look`` finds something in what one of them wrote."""
+    """Runs the kernels one by one until ``look`` finds something in what one of them wrote; at last ``whole`` looks."""
     with fixed_names(graph):
         progress("building")
         executable = setup.compile(graph)
-        return _walked(Walk(executable, graph, inputs), look, progress)
+        found = _walked(Walk(executable, graph, inputs), look, progress)
+    return whole(executable) if found is None and whole is not None else found
 
 
 def _walked(
