@@ -234,7 +234,9 @@ MOST_SIZE = 2**16
 def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any]:
     """Returns Dims for the symbols of a graph, by symbol; ``values`` are those of a call.
 
-    They have the names that a program of torch.export gives them, or else the symbols'.  Raises UnknownSizeError if other numbers than sizes vary, or for a size that is too large to be compiled ahead.
+    They have the names that a program of torch.export gives them, or else the symbols'.
+
+    Raises UnknownSizeError if other numbers than sizes vary, or for a size that is too large to be compiled ahead.
     """
     inputs = (n for n in graph.nodes if n.op == "placeholder" and COUNTER not in n.meta)
     varying = [m for n in inputs for m in measures(n.meta.get("val")) if isinstance(m, SYMBOLIC)]
