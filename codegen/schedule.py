@@ -24,15 +24,19 @@ def schedules(spec: KernelSpec, target: Target = PORTABLE) -> tuple[Schedule, ..
     return tuple(dict.fromkeys(family_of(spec).schedules(spec, target)))
 
 
+#: What is said of schedules that take no time, at sizes of 0: estimates are divided by each other.
+_NO_TIME = 1e-9
+
+
 def estimated(spec: KernelSpec, schedule: Schedule, target: Target = PORTABLE) -> float | None:
     """Returns how long a schedule is estimated to take, in units in which those of its form can be compared.
 
-    None without a cost model, and for schedules that are none of the kernel's.
+    None without a cost model, and for schedules that are none of the kernel's; never 0.
     """
     form = form_of(schedule)
     cost = form.cost or form.compare
     try:
-        return cost(spec, schedule, target) if cost is not None else None
+        return max(cost(spec, schedule, target), _NO_TIME) if cost is not None else None
     except (Declined, ValueError, ArithmeticError, LookupError, AssertionError):
         return None
 

@@ -81,6 +81,31 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     assert not told["complete"]
 
 
+def test_a_call_that_fails_is_told_of_and_ends_its_case_alone(tmp_path: Path) -> None:
+    case = _named("graph:sigmoid_fma")
+    row = _row(case.name, sizes=0)
+    task = Task(case.name, "cpu", 0, 0, 9, 60.0, str(tmp_path))
+
+    def call(number: int, sizes: Any) -> int:
+        if number == 3:
+            raise ValueError("no such size")
+        return number
+
+    run._Calls(task, case, row).each(call, lambda *_: 0.0)
+    sizes = ", ".join(f"{name} = {size}" for name, size in case.drawn(0, 3).items())
+    assert (row.sizes, row.why) == (3, {"run": f"at {sizes}: ValueError: no such size"})
+    assert f"run failed: at {sizes}" in text([row])
+
+
+def test_cases_that_are_not_begun_have_rows(tmp_path: Path) -> None:
+    made = Sizes(["a", "b"], "cpu", 0, None, tmp_path)
+    made.rows["a"] = _row("a", why={"run": "ended", "inductor": "none"})
+    assert [row.why for row in made.measure(20, -1e9)] == [
+        {"run": "the time was over", "inductor": "none"},
+        {"run": "the time was over"},
+    ]
+
+
 def _measured(name: str, count: int, folder: Path, engine: str = "cpu") -> Row:
     """Returns the row of a case."""
     task = Task(name, engine, 0, 0, count, 3600.0, str(folder))
@@ -108,7 +133,7 @@ def test_command(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["tv:mobilenet_v2", "hf:vit", "hf:bert-base", "hf:gpt2", "hf:llama-1b", "hf:t5-encoder"]
+    "name", ["tv:resnet18", "tv:mobilenet_v2", "hf:vit", "hf:bert-base", "hf:gpt2", "hf:llama-1b", "hf:t5-encoder"]
 )
 def test_models_compile_nothing_after_their_first_call(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torchvision" if name.startswith("tv:") else "transformers")

@@ -200,6 +200,22 @@ def test_all_sizes_run_on_kernels_that_were_compiled_once(
         np.testing.assert_allclose(np.float64(executable(*given_)), expected, rtol=1e-2, atol=1e-2, err_msg=str(sizes))
 
 
+@pytest.mark.parametrize("target", [None, "h200"])
+def test_batches_may_be_empty(target: str | None) -> None:
+    batch, rows = fg.Dim("batch", min=0, max=8), fg.Dim("rows", min=0, max=40, multiple_of=2)
+    graph = fg.Graph("empty")
+    x, w = graph.tensor("x", (batch, rows, 32)), graph.tensor("w", (32, 48))
+    graph.output(graph.softmax(x @ w), name="y")
+    executable = graph.compile("cpu", target=target)
+    for shape in ((0, 0, 32), (0, 2, 32), (3, 0, 32), (0, 34, 32), (1, 2, 32), (5, 34, 32)):
+        known, _ = graph_at(graph, {"batch": shape[0], "rows": shape[1] // 2})
+        given_ = arrays(known)
+        logits = np.float64(given_[0]) @ np.float64(given_[1])
+        weights = np.exp(logits)
+        expected = weights / weights.sum(-1, keepdims=True)
+        np.testing.assert_allclose(executable(*given_), expected, rtol=1e-4, atol=1e-5, err_msg=str(shape))
+
+
 def long_attention(graph: fg.Graph) -> None:
     n, s = fg.Dim("n", max=16), fg.Dim("s", max=1024)
     q, k, v = (graph.tensor(name, (n, 12, s, 64), "float16") for name in "qkv")

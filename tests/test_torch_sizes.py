@@ -12,6 +12,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fusegraph.torch  # noqa: E402
+from fusegraph.engines.sized import sources_of  # noqa: E402
+from fusegraph.frontends.torch.exported import import_program  # noqa: E402
+from fusegraph.frontends.torch.files import graphs_of  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -128,6 +131,16 @@ def test_what_is_compiled_by_size_says_why() -> None:
         assert f"compiled by size: {reasons[-1]}" in str(fusegraph.torch.report())
 
 
+def test_pooled_sizes_are_traced_once() -> None:
+    """Whatever their remainders, of which some releases of torch make guards."""
+    function = lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1) + 1  # noqa: E731
+    compiled = torch.compile(function, backend="fusegraph", dynamic=True)
+    for height, width in ((16, 17), (17, 16), (19, 22)):
+        x = _marked(torch.randn(2, 3, height, width), d2=(8, 32), d3=(8, 32))
+        torch.testing.assert_close(compiled(x), function(x))
+    assert _reasons() == [""]
+
+
 def test_interpolation_is_for_all_sizes() -> None:
     function = lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear") + 1  # noqa: E731
     compiled = torch.compile(function, backend="fusegraph", dynamic=True)
@@ -135,6 +148,47 @@ def test_interpolation_is_for_all_sizes() -> None:
         x = _marked(torch.randn(size - 2, 3, size, size + 1), d0=(2, 8), d2=(2, 8), d3=(2, 8))
         torch.testing.assert_close(compiled(x), function(x))
     assert _reasons() == [""]
+
+
+class Two(torch.nn.Module):  # type: ignore[misc]
+    """Results of two operands with sizes in common; where ``doubled``, of one of them repeated."""
+
+    def __init__(self, doubled: bool) -> None:
+        super().__init__()
+        self.doubled, self.layer = doubled, torch.nn.Linear(8, 6)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        found = self.layer(x).relu() @ y
+        return torch.slice_scatter(found, found[::2] * 2, 0, step=2) if self.doubled else found
+
+
+def _exported(doubled: bool) -> Any:
+    rows, columns = torch.export.Dim("rows", min=4, max=40), torch.export.Dim("columns", min=2, max=16)
+    shapes = {"x": {0: rows}, "y": {1: columns}}
+    return torch.export.export(Two(doubled), (torch.randn(5, 8), torch.randn(6, 7)), dynamic_shapes=shapes)
+
+
+def test_open_sizes_of_exported_programs_are_dims(capsys: Any) -> None:
+    made = import_program(_exported(doubled=False))
+    (graph,) = made.graphs
+    assert made.fixed == ""
+    assert [{n: tuple(b) for n, b in sources_of(graph)[name][2].dims.items()} for name in ("rows", "columns")] == [
+        {"rows": (4, 40)},
+        {"columns": (2, 16)},
+    ]
+    executable = graph.compile("cpu")
+    weights = {name: p.detach() for name, p in Two(doubled=False).named_parameters()}
+    given = {t.name: weights.get(t.name) for t in graph.inputs}
+    for rows, columns in ((4, 2), (5, 7), (40, 16), (33, 8)):
+        x, y = torch.randn(rows, 8), torch.randn(6, columns)
+        got = executable(**{**given, "x": x, "y": y})
+        wanted = (
+            x.double() @ weights["layer.weight"].double().t() + weights["layer.bias"].double()
+        ).relu() @ y.double()
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    (fixed,) = graphs_of("program", _exported(doubled=True))
+    assert [tuple(t.shape) for t in fixed.outputs] == [(5, 7)]
+    assert "program: its sizes are those of the inputs that it was exported with: " in capsys.readouterr().err
 
 
 def _perceptron() -> Any:

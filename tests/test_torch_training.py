@@ -118,7 +118,8 @@ def _kept(layers: Any, *shape: int) -> list[Any]:
     """Returns what a layer's gradient keeps beside its parameters and operand."""
     x = torch.randn(*shape, requires_grad=True)
     given = [x, *layers.parameters()]
-    saved = torch.compile(layers, backend="fusegraph", fullgraph=True)(x).grad_fn.saved_tensors
+    y = torch.compile(layers, backend="fusegraph", fullgraph=True)(x)
+    saved = y.grad_fn.saved_tensors  # torch 2.11 frees them with the result
     return [t for t in saved if t is not None and all(t.data_ptr() != g.data_ptr() for g in given)]
 
 

@@ -17,6 +17,10 @@ HEADS = (
 )  # fmt: skip
 
 
+#: Characters of the reason of a failure in the table; the file has all of it.
+_REASON = 200
+
+
 def ratios(row: Row, engine: str) -> list[float]:
     """Returns how many times as long as ours for all sizes an engine's replays take, at each size that was timed."""
     return [theirs / ours for ours, theirs in zip(row.replay_us.get(OURS, ()), row.replay_us.get(engine, ()))]
@@ -33,7 +37,7 @@ def cells(row: Row) -> list[str]:
         every = ratios(row, engine)
         found += [f"{geometric_mean(every):.2f}", f"{min(every):.2f}"] if every else ["-", "-"]
     told = [f"left to torch: {name.removeprefix('aten.')}" for name in row.left]
-    told += [f"{what} failed: {why}"[:90] for what, why in row.why.items()]
+    told += [f"{what} failed: {why}"[:_REASON] for what, why in row.why.items()]
     return [*found, "; ".join(told) or "-"]
 
 

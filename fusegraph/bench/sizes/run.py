@@ -17,7 +17,7 @@ from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.sizes.cases import Case, Operand, cases
 from fusegraph.bench.torch_engines import OURS, difference, kept, on_engine, use_caches
 from fusegraph.bench.torch_timing import replay_us
-from fusegraph.bench.workers import Failure, each
+from fusegraph.bench.workers import Failure, each, told
 from fusegraph.bench.zoo.models import MODELS, called, element
 from fusegraph.report import artifacts
 
@@ -59,7 +59,7 @@ class Row:
     peer       inductor with dynamic=True at `PEER` of the sizes: compilations, first_s, slowest_s.
     replay_us  of replays by engine, at `TIMED` of the sizes: ours for all sizes, "static" ours for that size alone,
                inductor's for all sizes.
-    why        what failed: phase -> reason.
+    why        what failed: phase -> reason.  Sizes that come after a call that failed are left to another run.
     """
 
     case: str
@@ -95,6 +95,7 @@ class Row:
             wrong=other.wrong + self.wrong,
             peer=self.peer or other.peer,
             replay_us=self.replay_us or other.replay_us,
+            why={**other.why, **self.why},
         )
 
 
@@ -115,15 +116,21 @@ class Sizes(Kept[Row]):
         for number, name in enumerate(left):
             seconds = (end - time.perf_counter()) / (len(left) - number)
             before = self.rows.get(name, Row(name, self.engine, self.seed))
+            before.why.pop("run", None)
+            self.rows[name] = _failed(before, "the time was over")
             caches = str(self.caches / artifacts.safe_name(name))
             task = Task(name, self.engine, self.seed, before.sizes, count, seconds, caches)
             for _, result in each(measured, [task], 1, seconds + COMPILE_S + 2 * TIME_S, end + COMPILE_S):
                 if isinstance(result, Failure):
-                    self.rows[name] = replace(before, why={"run": result.reason})
+                    self.rows[name] = _failed(before, result.reason)
                 else:
                     self.rows[name] = result.after(before) if before.sizes else result
-                self.save(complete=all(n in self.rows and self.rows[n].sizes >= count for n in self.wanted))
-                yield self.rows[name]
+            self.save(complete=all(n in self.rows and self.rows[n].sizes >= count for n in self.wanted))
+            yield self.rows[name]
+
+
+def _failed(row: Row, reason: str) -> Row:
+    return replace(row, why={**row.why, "run": reason})
 
 
 # ---- in a process of its own
@@ -151,32 +158,47 @@ class _Calls:
         call: Callable[[int, Mapping[str, int]], Any],
         error: Callable[[int, Mapping[str, int], Any], float],
     ) -> None:
-        """Calls until the time is over.
+        """Calls until the time is over, or a call fails, and keeps the reason.
 
         ``call`` runs the case for a number and sizes, ``error`` tells how far its result is off: 1 where it is wrong.
         """
-        task, row = self.task, self.row
-        end = time.perf_counter() + task.seconds
-        for number in range(task.first, task.count):
-            sizes = self.case.drawn(task.seed, number)
-            before, began = self.entries(), time.perf_counter()
-            result = call(number, sizes)
-            seconds, fresh = round(time.perf_counter() - began, 3), self.entries() - before
-            if number == task.first:
-                row.first_s = seconds
-            else:
-                row.slowest_s = max(row.slowest_s, seconds)
-            if before:  # a run that goes on finds all in the cache
-                row.later += fresh
-            else:
-                row.compiled = fresh
-            found = error(number, sizes, result)
-            row.error = max(row.error, found)
-            if not found <= WRONG:
-                row.wrong.append(sizes)
-            row.sizes += 1
+        end = time.perf_counter() + self.task.seconds
+        for number in range(self.task.first, self.task.count):
+            sizes = self.case.drawn(self.task.seed, number)
+            try:
+                self.one(number, sizes, call, error)
+            except Exception as failed:
+                where = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+                self.row.why["run"] = f"at {where}: {told(failed)}"
+                break
             if time.perf_counter() > end:
                 break
+
+    def one(
+        self,
+        number: int,
+        sizes: dict[str, int],
+        call: Callable[[int, Mapping[str, int]], Any],
+        error: Callable[[int, Mapping[str, int], Any], float],
+    ) -> None:
+        """Calls once."""
+        row = self.row
+        before, began = self.entries(), time.perf_counter()
+        result = call(number, sizes)
+        seconds, fresh = round(time.perf_counter() - began, 3), self.entries() - before
+        if number == self.task.first:
+            row.first_s = seconds
+        else:
+            row.slowest_s = max(row.slowest_s, seconds)
+        if before:  # a run that goes on finds all in the cache
+            row.later += fresh
+        else:
+            row.compiled = fresh
+        found = error(number, sizes, result)
+        row.error = max(row.error, found)
+        if not found <= WRONG:
+            row.wrong.append(sizes)
+        row.sizes += 1
 
     def entries(self) -> int:
         """Returns how many plans and compiled kernels are in our cache on disk."""
@@ -214,7 +236,7 @@ def _graph(task: Task, case: Case, row: Row) -> None:
         return max(o.rel_error if o.ok else 1.0 for o in outputs)
 
     _Calls(task, case, row).each(call, error)
-    if task.engine == "cuda" and not task.first:
+    if task.engine == "cuda" and row.sizes and not task.first:
         _replays_of_graph(case, row, made[0])
 
 
@@ -267,7 +289,7 @@ def _model(task: Task, case: Case, row: Row) -> None:
         _Calls(task, case, row).each(call, error)
         reports = fusegraph.torch.report(clear=True)
         row.retraced, row.left = len(reports) - row.traced, sorted({op for r in reports for _, op, _ in r.left})
-        if task.engine == "cuda" and not task.first:
+        if task.engine == "cuda" and row.sizes and not task.first:
             _beside(case, row, eager, compiled)
 
 

@@ -52,6 +52,7 @@ from fusegraph.frontends.torch.forms import (
     measures,
     symbols,
 )
+from fusegraph.frontends.torch.older import round_down_without_guards
 from fusegraph.frontends.torch.program import Program, write
 from fusegraph.frontends.torch.random import drawn_in_kernels, prepare_random_numbers
 from fusegraph.frontends.torch.report import FunctionReport, add, piece_report
@@ -63,6 +64,8 @@ from fusegraph.plan import Plan
 from fusegraph.report.explain import count_text
 from fusegraph.runtime.arrays import torch_dtype
 from fusegraph.sized_graphs import graph_at
+
+round_down_without_guards()
 
 #: The keys of `torch.compile(options=...)`: options of `fusegraph.compile`, and ATen operators to leave to torch.
 _OPTIONS = ("strict", "fusion", "autotune", "workspace_limit", "prepack_limit", "jobs", "leave", "fallback_random")
@@ -285,7 +288,8 @@ class _AllSizes:
         """Returns the graph, compiled.  Raises GraphError or UnknownSizeError if that cannot be done for all sizes."""
         dims = dims_of(graph, values)
         analysis = Analysis(graph, forms_of(graph, dims), parameters)
-        check = partial(_check_sizes, analysis, dims, values, phase, settings, names)
+        divide = partial(_divided, phase=phase, settings=settings, names=names)
+        check = partial(check_sizes, analysis, dims, values, divide)
         division, run = _compiled(analysis, phase, settings, names, check=check)
         return cls(graph, dims, division, run)
 
@@ -298,13 +302,11 @@ class _AllSizes:
         return write(Analysis(self._graph, forms_of(self._graph, values)), self._division, run)
 
 
-def _check_sizes(
+def check_sizes(
     analysis: Analysis,
     dims: Mapping[Any, Dim],
     values: Mapping[Any, int],
-    phase: str,
-    settings: Mapping[str, Any],
-    names: Mapping[str, str],
+    divide: Callable[[Analysis], Divided],
     divided: Divided,
 ) -> None:
     """Raises GraphError unless the pieces of a graph hold for all sizes.
@@ -314,9 +316,7 @@ def _check_sizes(
     """
     smallest = {dim.name: dim.min for dim in dims.values()}
     known, other = (
-        _divided(
-            Analysis(analysis.graph, forms_of(analysis.graph, chosen), analysis.parameters), phase, settings, names
-        )
+        divide(Analysis(analysis.graph, forms_of(analysis.graph, chosen), analysis.parameters))
         for chosen in (values, at(dims, smallest, vary=True))
     )
     for node, why in divided[0].left.items():

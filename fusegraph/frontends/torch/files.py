@@ -23,10 +23,15 @@ def is_model(value: Any) -> bool:
 
 
 def graphs_of(name: str, value: Any) -> list[Graph]:
-    """Returns the graphs of a program, or of a module with example inputs; prints on stderr what is left to torch."""
+    """Returns the graphs of a program, or of a module with example inputs; prints on stderr what is left to torch.
+
+    Sizes that a program leaves open and that cannot vary here are also told there.
+    """
     from fusegraph.frontends.torch.exported import import_module, import_program
 
     made = import_program(value, name) if is_program(value) else import_module(value[0], *value[1], name=name)
     for node, (op, reason) in made.left.items():
         print(f"{name}: torch has to compute {node} = {op}: {reason}", file=sys.stderr)
+    if made.fixed:
+        print(f"{name}: its sizes are those of the inputs that it was exported with: {made.fixed}", file=sys.stderr)
     return list(made.graphs)

@@ -6,7 +6,7 @@ For a graph that was traced with symbolic sizes, they belong to one choice of th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -232,7 +232,9 @@ MOST_SIZE = 2**16
 
 
 def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Returns Dims for the symbols of a graph, by symbol, named after them; ``values`` are those of a call.
+    """Returns Dims for the symbols of a graph, by symbol; ``values`` are those of a call.
+
+    They have the names that a program of torch.export gives them, or else the symbols'.
 
     Raises UnknownSizeError if other numbers than sizes vary, or for a size that is too large to be compiled ahead.
     """
@@ -249,7 +251,19 @@ def dims_of(graph: Any, values: Mapping[Any, Any]) -> dict[Any, Any]:
         low[symbol], high[symbol] = max(least or 2, 2), min(largest or MOST_SIZE, MOST_SIZE)
         if not low[symbol] <= (size := values.get(symbol, 0)) <= high[symbol]:
             raise UnknownSizeError(f"{symbol} is {size}; {low[symbol]} to {high[symbol]} are compiled ahead")
-    return {symbol: Dim(str(symbol), low[symbol], high[symbol]) for symbol in high}
+    names = _names_of(high, environment)
+    return {symbol: Dim(names[symbol], low[symbol], high[symbol]) for symbol in high}
+
+
+def _names_of(symbols: Iterable[Any], environment: Any) -> dict[Any, str]:
+    """Returns the names of symbols: those of torch.export's Dims that they stand for, where each has another one."""
+    given = getattr(environment, "source_name_to_debug_name", {})
+    names = dict[Any, str]()
+    for symbol in symbols:
+        every = environment.var_to_sources.get(symbol, ()) if given else ()
+        texts = [name if isinstance(name := source.name, str) else name() for source in every]
+        names[symbol] = next((given[text] for text in texts if text in given), str(symbol))
+    return names if len({*names.values()}) == len(names) else {symbol: str(symbol) for symbol in names}
 
 
 def is_projection(node: Any) -> bool:
