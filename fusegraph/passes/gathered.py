@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 from codegen.declined import Declined
@@ -51,22 +51,35 @@ def additions(graph: Graph, order: Mapping[Node, int]) -> dict[Node, Node]:
 def gather_operands(quotient: Groups, options: Options, backend: Lowering) -> None:
     """Merges products with what makes their operands of fewer bytes by movement and pointwise nodes.
 
-    Pair by pair they would not come together: movement behind pointwise nodes is a view for whoever reads it.
+    Pair by pair they would not come together: movement behind pointwise nodes is a view for whoever reads it.  What a
+    product had better not take of one operand it may take of all of them: then it multiplies what they are made of.
     """
     graph = quotient.graph
     for anchor in graph.nodes:
-        for operand in dict.fromkeys(anchor.inputs if anchor.op.role is Role.MATMUL else ()):
-            nodes = made_of_less(graph, operand, anchor)
-            every = {anchor, *nodes}
-            if not any(n.kind is Kind.MOVEMENT for n in nodes) or any(n.name in quotient.alone for n in every):
-                continue
-            if all(not every.isdisjoint(side) for side in quotient.apart):
-                continue
-            groups = dict.fromkeys(quotient.group_of[n] for n in (anchor, *nodes))
-            members = [n for g in groups for n in quotient.members[g]]
-            try:
-                backend.accept(GroupView(graph, members, quotient.order), options)
-            except Declined as reason:
-                quotient.declined |= dict.fromkeys(((n, m) for n in nodes for m in every), reason.with_traceback(None))
-                continue
-            quotient.gather(every)
+        if anchor.op.role is not Role.MATMUL:
+            continue
+        made = {operand: made_of_less(graph, operand, anchor) for operand in anchor.inputs}
+        moved = [nodes for nodes in made.values() if any(n.kind is Kind.MOVEMENT for n in nodes)]
+        taken = [_gathered(quotient, options, backend, anchor, nodes) for nodes in moved]
+        every = [n for nodes in made.values() for n in nodes]
+        if len([nodes for nodes in made.values() if nodes]) > 1 and not (all(taken) and len(taken) == len(made)):
+            _gathered(quotient, options, backend, anchor, every)
+
+
+def _gathered(
+    quotient: Groups, options: Options, backend: Lowering, anchor: Node, nodes: Sequence[Node]
+) -> bool:
+    """Merges a product with what makes its operands; returns whether one kernel takes that."""
+    every = {anchor, *nodes}
+    if any(n.name in quotient.alone for n in every) or all(not every.isdisjoint(side) for side in quotient.apart):
+        return False
+    groups = dict.fromkeys(quotient.group_of[n] for n in (anchor, *nodes))
+    members = [n for g in groups for n in quotient.members[g]]
+    try:
+        backend.accept(GroupView(quotient.graph, members, quotient.order), options)
+    except Declined as reason:
+        for pair in ((n, m) for n in nodes for m in every):
+            quotient.declined.setdefault(pair, reason.with_traceback(None))
+        return False
+    quotient.gather(every)
+    return True
