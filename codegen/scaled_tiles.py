@@ -15,6 +15,7 @@ from codegen.declined import Declined
 from codegen.dtypes import BY_NAME
 from codegen.expr import Index, Instruction, Load, Operand, Program, Result, Store, Value
 from codegen.operands import ROW_BYTES, MappedOperand, OperandTiles
+from codegen.sizes import varies
 from codegen.spec import ContractionSpec, Gather
 from codegen.tiles import operand_tiles
 
@@ -46,12 +47,12 @@ class Factors:
         return both if both % LEAST_SHARED == 0 else 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScaledOperand(MappedOperand):
-    """Codes that TMA brings; ``code`` says where they lie, ``factors`` what they are multiplied by, if by anything."""
+    """Codes that TMA brings: ``gather`` says where they lie, ``factors`` what they are multiplied by, if anything."""
 
-    code: Gather | None = None
-    factors: Factors | None = None
+    gather: Gather
+    factors: Factors | None
 
 
 def scaled(spec: ContractionSpec) -> OperandTiles:
@@ -67,7 +68,8 @@ def scaled(spec: ContractionSpec) -> OperandTiles:
     parts = operand_tiles(replace(spec, a=a.gather, b=b.gather))
     if prod(parts.batch) != prod(spec.batch):
         raise Declined("rows of codes do not lie at equal distances")
-    if parts.reduction.taps and prod(parts.reduction.taps) > 1:
+    in_order = sorted(range(len(spec.k)), key=lambda d: (-abs(a.gather.inner[d]), d)) == [*range(len(spec.k))]
+    if prod(parts.reduction.taps) > 1 or not in_order:
         raise Declined("codes do not lie at equal distances along the reduction")
     sides, first = [], 0
     for side, sizes, gather, (code, factor) in zip((parts.a, parts.b), (spec.m, spec.n), (spec.a, spec.b), found):
@@ -75,7 +77,7 @@ def scaled(spec: ContractionSpec) -> OperandTiles:
         kept = {f.name: getattr(side, f.name) for f in fields(MappedOperand)}
         kept["map"] = replace(side.map, argument=first + code.number)
         factors = None if factor is None else _factors(spec, factor, sizes, first)
-        sides.append(ScaledOperand(**kept, code=code.gather, factors=factors))
+        sides.append(ScaledOperand(**kept, gather=code.gather, factors=factors))
         first += len(gather.operands)
     return replace(parts, a=sides[0], b=sides[1])
 
@@ -116,8 +118,8 @@ def _split(gather: Gather) -> tuple[_Code, _Factor | None]:
 
 def _at(gather: Gather, number: int, load: Operand) -> Gather:
     """Returns where the elements of one of an operand's tensors lie."""
-    steps = (each[1 + number] for each in gather.steps())
-    return Gather(load, *(tuple(s) for s in steps), start=gather.starts[number])
+    batch, outer, inner = (each[1 + number] for each in gather.steps())
+    return Gather(load, batch, outer, inner, gather.starts[number])
 
 
 def _peeled(program: Program, value: Value, code: Load) -> list[Value] | None:
@@ -181,12 +183,13 @@ def _factors(spec: ContractionSpec, factor: _Factor, sizes: Sequence[int], first
     read += [len(program.loads) + n for n in range(len(program.indices)) if Index(n) in needed]
     _, outer, inner = gather.steps()
     kept, block = _blocks(spec.k, [inner[1 + n] for n in read])
-    if kept and block % ROW_BYTES:
+    if kept and (varies(block) or block % ROW_BYTES):
         raise Declined(f"{gather.operand.name!r} is the same for {block} terms of the sum, not for {ROW_BYTES}")
-    varying, shared = _blocks(sizes, [outer[1 + n] for n in read])
-    arguments = tuple(first + n for n in factor.numbers)
+    apart, shared = _blocks(sizes, [outer[1 + n] for n in read])
     # gcd(0, n) is n: what does not vary is the same for all of a tile.
-    return Factors(gather, arguments, spec.k[:kept], block // ROW_BYTES, shared if varying else 0)
+    shared = 0 if not apart else 1 if varies(shared) else shared
+    arguments = tuple(first + n for n in factor.numbers)
+    return Factors(gather, arguments, spec.k[:kept], block // ROW_BYTES if kept else 1, shared)
 
 
 def _blocks(sizes: Sequence[int], every: Iterable[Sequence[int]]) -> tuple[int, int]:
@@ -194,4 +197,3 @@ def _blocks(sizes: Sequence[int], every: Iterable[Sequence[int]]) -> tuple[int, 
     steps = list(every)
     kept = max((d + 1 for d, size in enumerate(sizes) if size > 1 and any(s[d] for s in steps)), default=0)
     return kept, prod(sizes[kept:])
-

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-import pytest
-from kernel_cases import Case, check_cases
-from test_contraction_wgmma import bias, hopper, shape
+from kernel_cases import Case
+from test_contraction_wgmma import shape
 
 import fusegraph as fg
 

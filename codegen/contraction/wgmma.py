@@ -58,8 +58,7 @@ class _Renderer:
     def _prologue(self, label: str) -> Prologue:
         """Returns the names of an operand, and the program it is computed by."""
         side, gather = (self.parts.a, self.spec.a) if label == "a" else (self.parts.b, self.spec.b)
-        gather = side.gather if isinstance(side, TilePath | ComputedOperand) else gather
-        gather = side.code if isinstance(side, ScaledOperand) else gather
+        gather = side.gather if isinstance(side, TilePath | ComputedOperand | ScaledOperand) else gather
         others = self.spec.others if label == "b" else ()
         pairs = isinstance(side, ComputedOperand) and side.pairs
         return Prologue(self.w, gather, self.w.names, label, others, pairs=pairs)

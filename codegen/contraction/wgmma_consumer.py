@@ -132,7 +132,8 @@ class ScaledSums(StageSums):
     def __init__(self, block: Block, types: tuple[str, str]) -> None:
         super().__init__(block, types)
         a, b, columns = block.parts.a, block.parts.b, block.columns
-        assert isinstance(a, ScaledOperand) and isinstance(b, ScaledOperand)
+        assert isinstance(a, ScaledOperand)
+        assert isinstance(b, ScaledOperand)
         self._of_row = "shared.a_scale[stage.index][row + i * 8]" if a.factors else ""
         #: columns that have one factor
         self._shared = b.factors.together(columns) if b.factors else columns

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_layout import GROUP
 from codegen.contraction.wgmma_loads import Loads, MappedWriter
-from codegen.expr import Value
 from codegen.iteration import coordinate, linear, signed_index_type, split
 from codegen.kernel import parameter
-from codegen.prologue import Prologue, Source
+from codegen.prologue import Prologue
 from codegen.scaled_tiles import Factors, ScaledOperand
 
 
 class ScaledWriter(MappedWriter):
     """An operand of codes that TMA brings, and of factors that threads bring; without a ``loader`` it has none."""
 
-    def __init__(
-        self, loads: Loads, label: str, side: ScaledOperand, tensors: Sequence[str], element: str
-    ) -> None:
+    def __init__(self, loads: Loads, label: str, side: ScaledOperand, tensors: Sequence[str], element: str) -> None:
         super().__init__(loads, label, side, tensors, element)
         self.loader = ScaleLoader(loads.block, label, side.factors) if side.factors is not None else None
         if self.loader is not None:

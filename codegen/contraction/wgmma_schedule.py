@@ -49,7 +49,8 @@ def multiplied(spec: ContractionSpec, s: WgmmaSchedule, parts: OperandTiles | No
     if not s.scales:
         return operand_types(spec, s.converts)
     tiles = parts or s.operand_tiles(spec)
-    assert isinstance(tiles.a, ScaledOperand) and isinstance(tiles.b, ScaledOperand)
+    assert isinstance(tiles.a, ScaledOperand)
+    assert isinstance(tiles.b, ScaledOperand)
     return tiles.a.map.element, tiles.b.map.element
 
 

@@ -66,9 +66,7 @@ def gather_operands(quotient: Groups, options: Options, backend: Lowering) -> No
             _gathered(quotient, options, backend, anchor, every)
 
 
-def _gathered(
-    quotient: Groups, options: Options, backend: Lowering, anchor: Node, nodes: Sequence[Node]
-) -> bool:
+def _gathered(quotient: Groups, options: Options, backend: Lowering, anchor: Node, nodes: Sequence[Node]) -> bool:
     """Merges a product with what makes its operands; returns whether one kernel takes that."""
     every = {anchor, *nodes}
     if any(n.name in quotient.alone for n in every) or all(not every.isdisjoint(side) for side in quotient.apart):
