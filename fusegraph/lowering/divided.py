@@ -264,8 +264,6 @@ def _made(
     cuts: dict[Place, tuple[int, ...]],
 ) -> _Made:
     """Returns an operand as its prologue computes it; adds what that splits to ``cuts``."""
-    if varies([(t.shape, t.strides) for n in nodes for t in (*n.inputs, n.output)]):
-        raise Declined(f"the sizes of {operand.name!r} vary: its movement is a kernel of its own")
     part = Part(view, [n for n in view.nodes if n in nodes], operand)
     parts = [list((cuts.get(place) if place else None) or (size,)) for place, size in zip(places, operand.shape)]
     while True:
@@ -274,6 +272,8 @@ def _made(
             program, reads, _ = builder.build()
             break
         except Split as split:
+            if varies(operand.shape[split.place(parts)[0]]):
+                raise Declined(f"a dimension of {operand.name!r} that varies would be split") from None
             split.split(parts)
     if program.tables or program.itype != "int32":
         raise Declined(f"{operand.name!r} would be computed of elements at computed positions")
