@@ -58,7 +58,7 @@ def gather_operands(quotient: Groups, options: Options, backend: Lowering) -> No
     for anchor in graph.nodes:
         if anchor.op.role is not Role.MATMUL:
             continue
-        made = {t: found for t in anchor.inputs if (found := made_of_less(graph, t, anchor))}
+        made = {t: found for t in anchor.inputs if (found := made_of_less(graph, t, anchor, narrowed=True))}
         moved = [{t: nodes} for t, nodes in made.items() if any(n.kind is Kind.MOVEMENT for n in nodes)]
         taken = [_gathered(quotient, options, backend, anchor, each) for each in moved]
         if len(made) > 1 and not (all(taken) and len(taken) == len(made)):
