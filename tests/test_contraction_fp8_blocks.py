@@ -109,9 +109,13 @@ def test_scales_that_are_not_numbers_are_those_of_their_blocks() -> None:
     check(case, sa=sa, sw=sw)
 
 
-def test_last_blocks_that_are_not_whole() -> None:
-    """Of columns: their scales are spread by a kernel of their own.  Of the sum: the operands are dequantised."""
+def test_last_blocks_of_columns_that_are_not_whole() -> None:
+    """Their scales are spread by a kernel of their own."""
     check(hopper(blocks((5, 200, 256), result="float32"), scaled(1, 64)), kernels=2)
+
+
+def test_last_blocks_of_the_sum_that_are_not_whole() -> None:
+    """The operands are dequantised."""
     (made,) = check_cases([blocks((5, 128, 200), arch="sm_90a")])
     assert made.plan is not None
     assert not any(getattr(k.choice.schedule, "scales", False) for k in made.plan.kernels)
