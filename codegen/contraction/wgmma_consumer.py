@@ -127,6 +127,9 @@ class ScaledSums(StageSums):
     Factors are read before the products begin, all of whose threads are then done with them when one of them releases
     the stage.  Where each column has a factor of its own these are too many: they are read behind the products, and
     threads wait for each other.
+
+    Of two consumers the second one begins when the first one has its first sums: from then on one multiplies sums by
+    factors while the tensor cores work for the other.  If they began together, nothing would keep them apart.
     """
 
     def __init__(self, block: Block, types: tuple[str, str]) -> None:
@@ -139,6 +142,20 @@ class ScaledSums(StageSums):
         self._shared = b.factors.together(columns) if b.factors else columns
         self._of_column = "shared.b_scale[stage.index][j]" if b.factors else ""
 
+    def begin(self) -> None:
+        if self.s.groups == 2:
+            self.w.line("bool begins = true;  // consumer 1 begins when consumer 0 has its first sums")
+
+    def _multiply(self, sums: str, adds: str) -> None:
+        barrier = f"({self.s.groups + 2}, {2 * GROUP})"  # behind those of the consumers, and of a cluster's sums
+        if self.s.groups == 2:
+            self.w.line(f"if (begins && group == 1) named_barrier_sync{barrier};")
+        super()._multiply(sums, adds)
+        await_products(self.w)
+        if self.s.groups == 2:
+            self.w.line(f"if (begins && group == 0) named_barrier_arrive{barrier};")
+            self.w.line("begins = false;")
+
     def stage(self, first: str) -> None:
         if self._shared == 1:
             self._stage_of_columns()
@@ -150,9 +167,9 @@ class ScaledSums(StageSums):
         with w.repeated("j", count):
             column = self._of_column if several else self._of_column.replace("[j]", "[0]")
             text = " * ".join(filter(None, (self._of_row, column)))
-            w.unrolled_line(f"for (int i = 0; i < 2; ++i) scale{'[j]' if several else ''}[i] = {text};")
+            with w.unrolled("for (int i = 0; i < 2; ++i)"):
+                w.line(f"scale{'[j]' if several else ''}[i] = {text};")
         self._multiply("part", "kk > 0")
-        await_products(w)
         w.line("wgmma_hold(part);")
         self.ring.release()
         w.reads("part")
@@ -165,7 +182,6 @@ class ScaledSums(StageSums):
             w.line("float row_scale[2];")
             w.unrolled_line(f"for (int i = 0; i < 2; ++i) row_scale[i] = {self._of_row};")
         self._multiply("part", "kk > 0")
-        await_products(w)
         w.line("wgmma_hold(part);")
         w.reads("part")
         with w.unrolled(f"for (int j = 0; j < {self.block.columns // 8}; ++j)"):
