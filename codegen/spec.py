@@ -315,6 +315,8 @@ class ContractionSpec(KernelSpec):
     tf32                      whether float32 operands may be rounded to tf32 (11 significant bits) for tensor cores.
     bf16x6                    whether float32 products may be made of six products of bfloat16 on tensor cores.
     fast_fp8                  whether sums of fp8 products may have the precision of tensor cores, below float32.
+    factored                  whether operands that are 8-bit floats times factors may be multiplied as these, and sums
+                              by the factors: the operands are then not rounded to their dtypes.
     terms                     limits on batch and reduction: where one is broken, operands have no elements.
     partials                  reductions of parts of the results.
     results                   () if the program's row coordinates are the rows' own; else one for each, a limit on batch
@@ -333,6 +335,7 @@ class ContractionSpec(KernelSpec):
     tf32: bool = False
     bf16x6: bool = False
     fast_fp8: bool = False
+    factored: bool = False
     terms: tuple[Limit, ...] = ()
     results: tuple[Limit, ...] = ()
     others: tuple[Operand, ...] = ()

@@ -24,8 +24,8 @@ def block_scale_dequantize(
 
     x has any dtype but bool, mostly of 8 or 4 bits; scale has floats: float8_e8m0 in MX formats, float8_e4m3 in NVFP4.
     block_size has the sizes of a block along the last dimensions of x, an integer that along the last one; scale has
-    x's shape divided by them.  Raises ShapeError where x has no whole blocks, or scale not one for each; DTypeError;
-    AttributeValueError for sizes below 1.
+    x's shape divided by them, rounded up: the last blocks have what is left.  Raises ShapeError where scale has not one
+    for each; DTypeError; AttributeValueError for sizes below 1.
     """
     kind = as_dtype(dtype)
     if not scale.dtype.is_float or x.dtype.is_bool or not kind.is_float:
@@ -39,14 +39,24 @@ def block_scale_dequantize(
             f"block_size has from 1 to {x.rank} positive sizes for {x.name!r} {list(x.shape)}, got {sizes}"
         )
     blocks = [1] * (x.rank - len(sizes)) + sizes
-    if any(n % b for n, b in zip(x.shape, blocks)):
-        raise ShapeError(f"{x.name!r} {list(x.shape)} has no whole number of blocks of {sizes}; pad it")
-    count = [n // b for n, b in zip(x.shape, blocks)]
+    count = [-(-n // b) for n, b in zip(x.shape, blocks)]
     if list(scale.shape) != count:
         raise ShapeError(
             f"{x.name!r} {list(x.shape)} has {count} blocks of {sizes}, scale {scale.name!r} is {list(scale.shape)}"
         )
+    for d, (n, block) in enumerate(zip(x.shape, blocks)):
+        if n % block:
+            scale = _repeated(self, scale, d, block, n)
     return _scaled(self, x, scale, None, kind, name)
+
+
+def _repeated(self: Operations, scale: Tensor, axis: int, block: int, size: int) -> Tensor:
+    """Returns scales with one for each of ``size`` elements of a dimension, whose last block is not whole."""
+    lead, count, rest = scale.shape[:axis], scale.shape[axis], scale.shape[axis + 1 :]
+    every = self.broadcast(self.reshape(scale, (*lead, count, 1, *rest)), (*lead, count, block, *rest))
+    whole = self.reshape(every, (*lead, count * block, *rest))
+    start, stop = [0] * whole.rank, [*lead, size, *rest]
+    return self.slice(whole, start, stop)
 
 
 def dequantize(

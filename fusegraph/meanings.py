@@ -60,7 +60,7 @@ def block_scale_dequantize(
     result: TensorType, x: Array, scale: Array, block_size: int | Sequence[int], dtype: Any = None
 ) -> Array:
     for d, size in enumerate(reversed([block_size] if isinstance(block_size, int) else block_size), start=1):
-        scale = np.repeat(scale, size, axis=-d)
+        scale = np.take(np.repeat(scale, size, axis=-d), range(x.shape[-d]), axis=-d)
     return np.asarray(x.astype(np.float64) * scale)
 
 

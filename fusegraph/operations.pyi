@@ -1636,8 +1636,8 @@ class Operations(_Known):
 
         x has any dtype but bool, mostly of 8 or 4 bits; scale has floats: float8_e8m0 in MX formats, float8_e4m3 in NVFP4.
         block_size has the sizes of a block along the last dimensions of x, an integer that along the last one; scale has
-        x's shape divided by them.  Raises ShapeError where x has no whole blocks, or scale not one for each; DTypeError;
-        AttributeValueError for sizes below 1."""
+        x's shape divided by them, rounded up: the last blocks have what is left.  Raises ShapeError where scale has not one
+        for each; DTypeError; AttributeValueError for sizes below 1."""
     def dequantize(
         self, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, dtype: Any = None, *, name: str | None = None
     ) -> Tensor:

@@ -21,7 +21,7 @@ Operators that stay torch's, between pieces (`report` lists those of a model, ea
 - rare layers: ``embedding_bag``, ``ctc_loss``, ``cdist``, ``segment_reduce``, fractional pooling, pooling with a
   divisor of its own, gradients of ``grid_sample`` and of paddings that repeat, antialiased interpolation;
 - sparse and nested tensors, those of quantised dtypes (``quint8``), and products of 8-bit floats with scales for blocks
-  on both sides;
+  of 32 or 16 on both sides;
 - ``copy_`` to inputs of what torch computes, and to inputs that another piece or torch reads later: all of these are
   written at the end, by one call, which cuts no piece in two.
 """

@@ -70,6 +70,16 @@ def test_every_workload_is_whole():
         assert all(len(i.values) == math.prod(i.shape) for i in workload.inputs if i.values)
 
 
+def test_products_of_8_bits_are_whole():
+    known = functions(SimpleNamespace(nn=SimpleNamespace(functional=None)))
+    for workload in SUITES["scaled"]():
+        (m, k), (_, n) = (i.shape for i in workload.inputs[:2])
+        assert (workload.flops, workload.unit, workload.torch in known) == (2 * m * n * k, "fp8", True)
+        graph = workload.graph()
+        assert graph.outputs[0].shape == workload.output
+        assert GraphWorkload(graph).bytes == workload.bytes
+
+
 def test_suites():
     assert [w.name for w in SUITES["board"]()] == [w.name for k in ("memory-bound", "tensor-core") for w in SUITES[k]()]
     assert all(w.flops for w in SUITES["tensor-core"]())

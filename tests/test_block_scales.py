@@ -72,6 +72,16 @@ def test_blocks_of_several_dimensions_and_what_has_no_number() -> None:
         np.testing.assert_array_equal(g.compile(engine)(values, factors), expected)
 
 
+def test_last_blocks_have_what_is_left() -> None:
+    g = fg.Graph("ragged")
+    x, s = g.tensor("x", (3, 5, 7), "float8_e5m2"), g.tensor("s", (3, 3, 3), "float16")
+    g.output(g.block_scale_dequantize(x, s, block_size=(2, 3)), name="y")
+    values, factors = elements(dt.float8_e5m2, (3, 5, 7), 0), scales(dt.float16, (3, 3, 3), 1)
+    wide = np.repeat(np.repeat(factors, 2, 1), 3, 2)[:, :5, :7].astype(np.float32)
+    for engine in ("cpu", "reference"):
+        np.testing.assert_array_equal(g.compile(engine)(values, factors), values.astype(np.float32) * wide)
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1, 1)])
 def test_nothing_and_one_element(shape: tuple[int, int]) -> None:
     g = fg.Graph("small")
@@ -95,7 +105,7 @@ def test_refusals() -> None:
     g = fg.Graph("refused")
     x, s = g.tensor("x", (4, 30), "float4_e2m1"), g.tensor("s", (4, 2), "float8_e4m3")
     for body, error, text in (
-        (lambda: g.block_scale_dequantize(x, s, 16), ShapeError, r"'x' \[4, 30\] has no whole number of blocks of"),
+        (lambda: g.block_scale_dequantize(x, s, (3, 15)), ShapeError, r"\[4, 30\] has \[2, 2\] blocks of \[3, 15\]"),
         (lambda: g.block_scale_dequantize(x, s, 10), ShapeError, r"\[4, 30\] has \[4, 3\] blocks of \[10\], scale 's'"),
         (lambda: g.block_scale_dequantize(x, s, 0), AttributeValueError, "positive sizes"),
         (lambda: g.block_scale_dequantize(x, s, (1, 1, 15)), AttributeValueError, "from 1 to 2 positive sizes"),

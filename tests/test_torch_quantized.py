@@ -144,6 +144,49 @@ def test_scaled_products_of_8_bit_floats() -> None:
         torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(y.dtype).eps, atol=1e-4)
 
 
+def test_scaled_blocks_of_8_bit_floats() -> None:
+    """1x128 on the left, 128x128 or 1x128 on the right, in the orders in which torch takes them."""
+    f, call = torch.nn.functional, torch.ops.aten._scaled_mm.default
+    row, square = f.ScalingType.BlockWise1x128, f.ScalingType.BlockWise128x128
+
+    def products(x: Any, w: Any, a: Any, b: Any, c: Any, padded: Any, bias: Any) -> list[Any]:
+        return [
+            call(x, w.t(), a, b, out_dtype=torch.bfloat16),
+            call(x, w.t(), a, c.t(), bias, out_dtype=torch.float32),
+            f.scaled_mm(x, w.t(), a, row, padded, square, output_dtype=torch.float32),
+            f.scaled_mm(x, w.t(), a, row, c, row, bias=bias, output_dtype=torch.bfloat16),
+        ]
+
+    x, w, bias = floats(5, 384), floats(256, 384), torch.linspace(-3, 3, 256).bfloat16()
+    a, b, c = torch.rand(3, 5).t() + 0.5, torch.rand(3, 2) + 0.5, torch.rand(3, 256).t() + 0.5
+    padded = torch.cat([b.t(), torch.full((2, 1), torch.nan)], 1).t()
+    module = type("Blocks", (torch.nn.Module,), {"forward": lambda self, *given: products(*given)})()
+    found, report = compiled(module, x, w, a, b, c, padded, bias)
+    assert report.left == ()
+    left = x.double() * a.double().repeat_interleave(128, 1)
+    squares = b.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    one, each = left @ (w.double().t() * squares), left @ (w.double() * c.double().repeat_interleave(128, 1)).t()
+    each = each + bias.double()
+    for y, expected in zip(found, (one, each, one, each), strict=True):
+        size = float(expected.abs().max())
+        torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=size * 2**-8)
+
+
+def test_scaled_blocks_of_fewer_columns() -> None:
+    """The last block of columns is not whole."""
+    x, w, a, b = floats(5, 256), floats(208, 256), torch.rand(5, 2) + 0.5, torch.rand(2, 2) + 0.5
+
+    def products(x: Any, w: Any, a: Any, b: Any) -> list[Any]:
+        return [torch.ops.aten._scaled_mm.default(x, w.t(), a, b, out_dtype=torch.bfloat16)]
+
+    module = type("Ragged", (torch.nn.Module,), {"forward": lambda self, *given: products(*given)})()
+    (found,), report = compiled(module, x, w, a, b)
+    assert report.left == ()
+    squares = b.double().repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :208]
+    expected = (x.double() * a.double().repeat_interleave(128, 1)) @ (w.double().t() * squares)
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=float(expected.abs().max()) * 2**-8)
+
+
 def test_integers_on_both_sides() -> None:
     """As a linear layer is quantised row by row while it runs: rounding and scales are part of the product."""
     x, w, s = given(20, torch.float32), integers(torch.int8, N, K), torch.rand(N)
@@ -169,9 +212,9 @@ def test_integers_wrap_around_in_nothing() -> None:
 
 
 def test_what_is_left_to_torch() -> None:
-    """Scales of blocks, whose products would have to be summed apart, and of the result."""
+    """Scales of blocks of 32, in an order of their own, and of the result."""
     x, w = floats(128, 256), floats(128, 256)
-    blocks = torch.rand(128, 2), torch.rand(2, 1)
+    blocks = (torch.ones(1024).to(torch.float8_e8m0fnu),) * 2
 
     def products(x: Any, w: Any, a: Any, b: Any, one: Any) -> list[Any]:
         return [

@@ -42,10 +42,9 @@ from codegen.tile_path import product_types
 
 
 def _coarse_wgmma(spec: ContractionSpec, schedule: WgmmaSchedule) -> int | None:
-    types = wgmma_schedule.operand_types(spec, schedule.converts)
-    if not types[0].startswith("float8"):
+    if not wgmma_schedule.multiplied(spec, schedule)[0].startswith("float8"):
         return None
-    return ROW_BYTES if wgmma_schedule.adds_up_stages(spec, types) else 0
+    return ROW_BYTES if wgmma_schedule.adds_up_stages(spec, schedule) else 0
 
 
 def _coarse_mma(spec: ContractionSpec, schedule: MmaSchedule) -> int | None:

@@ -21,12 +21,14 @@ from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, MappedWriter, 
 from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_producer import FilledWriter, GatheredWriter, producer
 from codegen.contraction.wgmma_results import results
-from codegen.contraction.wgmma_schedule import adds_up_stages, operand_types
+from codegen.contraction.wgmma_scales import ScaledWriter
+from codegen.contraction.wgmma_schedule import adds_up_stages, multiplied
 from codegen.epilogue import Epilogue
 from codegen.kernel import Kernel, parameter
 from codegen.operands import STEP_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.pipeline import Signals
 from codegen.prologue import Prologue
+from codegen.scaled_tiles import ScaledOperand
 from codegen.sizes import smaller
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_path import TilePath
@@ -41,7 +43,7 @@ class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: WgmmaSchedule) -> None:
         self.spec, self.s = spec, schedule
         self.parts = schedule.operand_tiles(spec)
-        self.types = operand_types(spec, schedule.converts)
+        self.types = multiplied(spec, schedule, self.parts)
         self.layout = layout = Layout(spec, self.parts, schedule)
         self.w = w = Kernel(spec.name)
         self.block = Block(w, layout)
@@ -56,7 +58,7 @@ class _Renderer:
     def _prologue(self, label: str) -> Prologue:
         """Returns the names of an operand, and the program it is computed by."""
         side, gather = (self.parts.a, self.spec.a) if label == "a" else (self.parts.b, self.spec.b)
-        gather = side.gather if isinstance(side, TilePath | ComputedOperand) else gather
+        gather = side.gather if isinstance(side, TilePath | ComputedOperand | ScaledOperand) else gather
         others = self.spec.others if label == "b" else ()
         pairs = isinstance(side, ComputedOperand) and side.pairs
         return Prologue(self.w, gather, self.w.names, label, others, pairs=pairs)
@@ -66,6 +68,8 @@ class _Renderer:
         side = self.parts.a if label == "a" else self.parts.b
         if isinstance(side, ComputedOperand):
             return OperandAWriter(self.loads, side, prologue)
+        if isinstance(side, ScaledOperand):
+            return ScaledWriter(self.loads, label, side, prologue.pointers, self.types[0])
         if isinstance(side, MappedOperand):
             return MappedWriter(self.loads, label, side, prologue.pointers, self.types[0])
         if isinstance(side, Gathered):
@@ -109,13 +113,14 @@ class _Renderer:
         instruction = f"m64n{self.block.columns}k{STEP_BYTES // k.itemsize}"
         sizes = f"{spec.products} times " if spec.products > 1 else ""
         sizes += f"{batch} x " if batch > 1 else ""
-        adds_up = adds_up_stages(spec, self.types)
+        adds_up = adds_up_stages(spec, s) and not s.scales
         split = self.types[0] == BF16X6
         cut = "truncate sums" if split else "keep 14 bits of sums of fp8 products"
         multiplied = f"float, each {PRODUCTS} of {PART}" if split else self.types[0]
         optional = (
             (s.computes, f"the consumers compute {spec.a.operand.name} in registers"),
             (adds_up, f"tensor cores {cut}: those of a stage are added up in float32"),
+            (s.scales, "tensor cores multiply codes: the sums of a stage, times the factors, are added up in float32"),
             (s.pingpong, "ping-pong consumers: each computes every second tile of the block"),
             (s.split_k > 1, f"the {s.split_k} blocks of a cluster share the reduction of a tile"),
         )
@@ -131,6 +136,8 @@ class _Renderer:
         """Returns what brings the tiles, in words."""
         if not self.s.producer_warpgroups:
             return "cp.async and TMA" if self.s.gather else "TMA"
+        if self.s.scales:
+            return "TMA"
         threads = f"{self.s.producer_warpgroups * GROUP} threads"
         return f"{threads} and TMA" if self.a.bytes + self.b.bytes else threads
 

@@ -19,6 +19,7 @@ from codegen.contraction.wgmma_schedule import adds_up_stages
 from codegen.iteration import linear
 from codegen.operands import STEP_BYTES, ComputedOperand, Gathered, MappedOperand, panel_size
 from codegen.pipeline import Signals, await_products, products
+from codegen.scaled_tiles import ScaledOperand
 from codegen.tile_path import ELEMENTS, TilePath
 
 
@@ -120,6 +121,77 @@ class StageSums(MainLoop):
         pass
 
 
+class ScaledSums(StageSums):
+    """The same of codes: the sums of a stage are multiplied by the factors of their rows and columns.
+
+    Factors are read before the products begin, all of whose threads are then done with them when one of them releases
+    the stage.  Where each column has a factor of its own these are too many: they are read behind the products, and
+    threads wait for each other.
+
+    Of two consumers the second one begins when the first one has its first sums: from then on one multiplies sums by
+    factors while the tensor cores work for the other.  If they began together, nothing would keep them apart.
+    """
+
+    def __init__(self, block: Block, types: tuple[str, str]) -> None:
+        super().__init__(block, types)
+        a, b, columns = block.parts.a, block.parts.b, block.columns
+        assert isinstance(a, ScaledOperand)
+        assert isinstance(b, ScaledOperand)
+        self._of_row = "shared.a_scale[stage.index][row + i * 8]" if a.factors else ""
+        #: columns that have one factor
+        self._shared = b.factors.together(columns) if b.factors else columns
+        self._of_column = "shared.b_scale[stage.index][j]" if b.factors else ""
+
+    def begin(self) -> None:
+        if self.s.groups == 2:
+            self.w.line("bool begins = true;  // consumer 1 begins when consumer 0 has its first sums")
+
+    def _multiply(self, sums: str, adds: str) -> None:
+        barrier = f"({self.s.groups + 2}, {2 * GROUP})"  # behind those of the consumers, and of a cluster's sums
+        if self.s.groups == 2:
+            self.w.line(f"if (begins && group == 1) named_barrier_sync{barrier};")
+        super()._multiply(sums, adds)
+        await_products(self.w)
+        if self.s.groups == 2:
+            self.w.line(f"if (begins && group == 0) named_barrier_arrive{barrier};")
+            self.w.line("begins = false;")
+
+    def stage(self, first: str) -> None:
+        if self._shared == 1:
+            self._stage_of_columns()
+            return
+        w, columns = self.w, self.block.columns
+        count = columns // self._shared
+        several = count > 1
+        w.line(f"float scale{f'[{count}]' if several else ''}[2];")
+        with w.repeated("j", count):
+            column = self._of_column if several else self._of_column.replace("[j]", "[0]")
+            text = " * ".join(filter(None, (self._of_row, column)))
+            with w.unrolled("for (int i = 0; i < 2; ++i)"):
+                w.line(f"scale{'[j]' if several else ''}[i] = {text};")
+        self._multiply("part", "kk > 0")
+        w.line("wgmma_hold(part);")
+        self.ring.release()
+        w.reads("part")
+        of = f"[i / {self._shared // 2}]" if several else ""
+        w.unrolled_line(f"for (int i = 0; i < {columns // 2}; ++i) sum[i] += part[i] * scale{of}[i / 2 % 2];")
+
+    def _stage_of_columns(self) -> None:
+        w, row = self.w, bool(self._of_row)
+        if row:
+            w.line("float row_scale[2];")
+            w.unrolled_line(f"for (int i = 0; i < 2; ++i) row_scale[i] = {self._of_row};")
+        self._multiply("part", "kk > 0")
+        w.line("wgmma_hold(part);")
+        w.reads("part")
+        with w.unrolled(f"for (int j = 0; j < {self.block.columns // 8}; ++j)"):
+            w.line("const auto scale = load_shared<2>(&shared.b_scale[stage.index][j * 8 + lane % 4 * 2]);")
+            text = f"scale[i % 2]{' * row_scale[i / 2]' if row else ''}"
+            w.unrolled_line(f"for (int i = 0; i < 4; ++i) sum[j * 4 + i] += part[j * 4 + i] * ({text});")
+        self.block.synchronize("all have read the factors")
+        self.ring.release()
+
+
 class SplitSums(StageSums):
     """The same of operands that are split: six products of their parts.
 
@@ -194,7 +266,9 @@ def main_loop(block: Block, types: tuple[str, str], operand_a: OperandWriter) ->
         return ComputedProducts(block, types, operand_a)
     if types[0] == BF16X6:
         return SplitSums(block, types)
-    return (StageSums if adds_up_stages(block.spec, types) else MainLoop)(block, types)
+    if block.s.scales:
+        return ScaledSums(block, types)
+    return (StageSums if adds_up_stages(block.spec, block.s) else MainLoop)(block, types)
 
 
 class Turns:

@@ -9,15 +9,16 @@ from functools import cached_property
 from math import prod
 
 from codegen.arch import KNOWN
-from codegen.buffers import SWIZZLED, Buffer, Buffers
+from codegen.buffers import SWIZZLED, VECTORS, Buffer, Buffers
 from codegen.computed_tiles import computed
 from codegen.declined import Declined
 from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.filled_tiles import filled
 from codegen.iteration import collapse, restrided
-from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles, tile_of
+from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles, round_up, tile_of
 from codegen.pipeline import barriers
+from codegen.scaled_tiles import ScaledOperand, scaled
 from codegen.spec import ContractionSpec, Gather, TensorMap
 from codegen.tile_path import TilePath
 from codegen.tiles import gathered, operand_tiles, tiled
@@ -39,6 +40,8 @@ FILL_REGISTERS = {
     1: {1: (200, 232), 2: (120, 192), 3: (104, 136)},
     2: {1: (128, 232), 2: (96, 160), 3: (72, 112)},
 }
+#: The same where the producer's threads bring factors.
+SCALE_REGISTERS = {1: (56, 224), 2: (56, 224), 3: (56, 152)}
 GATHER_REGISTERS = {1: (96, 232), 2: (80, 176), 3: (72, 112)}
 PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 
@@ -52,8 +55,10 @@ class WgmmaSchedule(Schedule):
                   sums, the other multiplies.  Else they share a tile.
     tile_n        a multiple of 16; times the number of operands B at most 256.
     gather        whether the producer's threads, rather than TMA, gather operand A.
-    producer_warpgroups  those that fill tiles of an operand that is computed or converted; 0 for none.
+    producer_warpgroups  those that fill tiles of an operand that is computed or converted, or bring factors; 0 for
+                  none.
     computes      whether the consumers compute operand A in registers.
+    scales        whether operands are codes, and the sums of stages are multiplied by their factors.
     stages        of the ring, each 128 bytes along the reduction.
     blocks        of the grid: as many as the device has multiprocessors.
     split_k       blocks (a cluster) that share the reduction of a tile.
@@ -70,11 +75,12 @@ class WgmmaSchedule(Schedule):
     pingpong: bool = False
     producer_warpgroups: int = 0
     computes: bool = False
+    scales: bool = False
 
     def operand_tiles(self, spec: ContractionSpec) -> OperandTiles:
         """Returns how the tiles of a spec come to shared memory."""
-        if self.computes:
-            return computed(spec)
+        if self.computes or self.scales:
+            return computed(spec) if self.computes else scaled(spec)
         return filled(spec) if self.producer_warpgroups else gathered(spec) if self.gather else operand_tiles(spec)
 
     def tiles(self, parts: OperandTiles) -> int:
@@ -84,11 +90,13 @@ class WgmmaSchedule(Schedule):
     @property
     def converts(self) -> bool:
         """Whether elements may be converted on their way to the tensor cores."""
-        return self.computes or self.producer_warpgroups > 0
+        return self.computes or (self.producer_warpgroups > 0 and not self.scales)
 
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread of the producer and of a consumer."""
+        if self.scales:
+            return SCALE_REGISTERS[self.groups]
         if self.producer_warpgroups:
             return FILL_REGISTERS[self.producer_warpgroups][self.groups]
         return (GATHER_REGISTERS if self.gather else REGISTERS)[self.groups]
@@ -282,7 +290,7 @@ class Layout:
         """What a block has in shared memory.  Notes have buffers' names, in braces, for those of their tensors."""
         count = self.chunks if self.operand_maps else STAGING
         staged = self.staged(count) if self.maps is not None or self.carried else ()
-        return Buffers((*self.ring, *staged, *self.single_rows, *self.left_by_warps))
+        return Buffers((*self.ring, *staged, *self.single_rows, *self.factors, *self.left_by_warps))
 
     @property
     def barriers(self) -> Buffers:
@@ -305,8 +313,9 @@ class Layout:
     def _tile(self, name: str, side: MappedOperand | Gathered | TilePath, gather: Gather, size: int) -> Buffer:
         k = self.parts.reduction
         if not isinstance(side, TilePath):
-            width = side.width if isinstance(side, MappedOperand) else 0
-            ctype = gather.operand.dtype.ctype
+            width, ctype = 0, gather.operand.dtype.ctype
+            if isinstance(side, MappedOperand):
+                width, ctype = side.width, side.map.element
             return tile_of(name, ctype, side.along_k, size, k.per_stage, k.panel, self.s.stages, width)
         tile = tile_of(name, side.element, side.along_k, size, k.per_stage, k.panel, self.s.stages)
         return tile._replace(shape=(side.parts, *tile.shape)) if side.parts > 1 else tile
@@ -316,6 +325,20 @@ class Layout:
         """The tensors of which a stage has one row for all rows of operand A."""
         every = self.parts.a.brought if isinstance(self.parts.a, ComputedOperand) else ()
         return Buffers(x.tile(self.s.tile_m, self.s.stages) for x in every if x.row)
+
+    @cached_property
+    def factors(self) -> Buffers:
+        """The factors of a tile's rows and columns, one for those that have it in common: ``a_scale``, ``b_scale``.
+
+        Threads of one warpgroup bring them, each as many.
+        """
+        found = []
+        for label, side, size in (("a", self.parts.a, self.s.tile_m), ("b", self.parts.b, self.s.tile_n)):
+            if isinstance(side, ScaledOperand) and side.factors is not None:
+                count = size // (side.factors.together(size) if label == "b" else 1)
+                count = count if count < GROUP else round_up(count, GROUP)
+                found.append(Buffer(f"{label}_scale", "float", (count,), self.s.stages, align=VECTORS))
+        return Buffers(found)
 
     def staged(self, count: int) -> Buffers:
         """Returns so many buffers of each consumer for a chunk of results: of output n ``out{n}``."""

@@ -162,8 +162,7 @@ class MappedWriter(OperandWriter):
         # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.
         made = side.boxed(*box, element="tf32" if element == "tf32" else "")
         self._loads = TileLoads(loads, side, made, label, "m0" if label == "a" else "n0", edge.size)
-        first = 0 if label == "a" else len(loads.block.spec.a.operands)
-        named = enumerate(self._maps, first)
+        named = enumerate(self._maps, side.map.argument)
         parameters = [(GRID_CONSTANT + name, replace(made, argument=n)) for n, name in named]
         super().__init__(loads.block, parameters, ROW_BYTES * lines * len(tensors), side.im2col and side.along_k)
 

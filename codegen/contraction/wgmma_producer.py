@@ -1,7 +1,8 @@
 """The producers of the Hopper kernels, which fill the ring of stages with tiles of both operands.
 
 Copying, one thread has TMA bring all.  Gathering, threads copy the windows of an image, 16 bytes at a time.  Filling,
-they compute or convert the elements of an operand.  One of them has TMA bring the other operand.
+they compute or convert the elements of an operand, or bring the factors of codes.  One of them has TMA bring the other
+operand, or the codes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from codegen.buffers import every
 from codegen.contraction.wgmma_block import Block, tidy
 from codegen.contraction.wgmma_layout import GROUP, PIECES
 from codegen.contraction.wgmma_loads import Loads, OperandWriter
+from codegen.contraction.wgmma_scales import ScaledWriter, ScaleLoader
 from codegen.iteration import coordinate, coordinates, linear, long, signed_index_type
 from codegen.kernel import parameter
 from codegen.operands import Gathered
@@ -78,14 +80,14 @@ class FilledWriter(OperandWriter):
 def _filling(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
     """Writes threads that fill the tiles of the operands that are computed or converted."""
     w, block, ring, s = loads.w, loads.block, loads.block.ring, loads.block.s
-    loaders = [x.loader for x in (a, b) if isinstance(x, FilledWriter)]
+    loaders = [x.loader for x in (a, b) if isinstance(x, FilledWriter | ScaledWriter) and x.loader is not None]
     w.line("const int t = threadIdx.x;")
     for loader in loaders:
         loader.prologue.scalars()
     w.line(f"Ring<{s.stages}> stage;")
     first, last = block.stages()
     with block.tiles():
-        _begin_tile(block, a, loaders, first)
+        _begin_tile(block, a, b, loaders, first)
         with w.loop(f"for (int k = {first}; k < {last}; ++k, ++stage)"):
             w.line("Barrier& full = shared.full[stage.index];")
             ring.acquire()
@@ -98,20 +100,24 @@ def _filling(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
             # After the last stage it is brought once more: this costs a few loads, but saves a branch among them.
             w.line(f"const int next = min(k + 1, {int(last) - 1 if last.isdigit() else f'{last} - 1'});")
             for loader in loaders:
-                p = loader.label
-                w.line(f"unsigned char* const {p}_tile = reinterpret_cast<unsigned char*>(shared.{p}[stage.index]);")
+                if isinstance(loader, TileLoader):
+                    at = f"shared.{loader.label}[stage.index]"
+                    w.line(f"unsigned char* const {loader.label}_tile = reinterpret_cast<unsigned char*>({at});")
                 loader.renew("next")
-            w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
+            if not s.scales:
+                w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
             w.line("__syncwarp();")
             ring.arrive(count=s.producer_warpgroups * GROUP // 32, condition="t % 32 == 0", barrier="full")
 
 
-def _begin_tile(block: Block, a: OperandWriter, loaders: Sequence[TileLoader], first: str) -> None:
+def _begin_tile(
+    block: Block, a: OperandWriter, b: OperandWriter, loaders: Sequence[TileLoader | ScaleLoader], first: str
+) -> None:
     """Writes where a tile's elements lie, and the first reads."""
     if block.batch > 1:
         itype = "int64" if any(loader.t == "int64" for loader in loaders) else "int"
         block.w.line(f"const {itype} batch = at.batch;")
-        if len(block.parts.batch) > 1 and len(loaders) == 1:
+        if len(block.parts.batch) > 1 and a.bytes + b.bytes:
             coordinates(block.w, itype, "b", "batch", block.parts.batch)
     a.locate()
     for loader in loaders:

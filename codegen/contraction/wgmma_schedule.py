@@ -18,6 +18,7 @@ from codegen.expr import Program
 from codegen.filled_tiles import filled
 from codegen.operands import ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
 from codegen.ranking import in_order
+from codegen.scaled_tiles import ScaledOperand, scaled
 from codegen.spec import ContractionSpec
 from codegen.target import Target
 from codegen.tile_path import TilePath, held_registers, product_types
@@ -43,12 +44,26 @@ def operand_types(spec: ContractionSpec, fill: bool = False) -> tuple[str, str]:
     raise Declined(f"tensor cores do not multiply {a} with {b}")
 
 
-def adds_up_stages(spec: ContractionSpec, types: tuple[str, str]) -> bool:
+def multiplied(spec: ContractionSpec, s: WgmmaSchedule, parts: OperandTiles | None = None) -> tuple[str, str]:
+    """Returns the types in which the kernel of a schedule multiplies the operands."""
+    if not s.scales:
+        return operand_types(spec, s.converts)
+    tiles = parts or s.operand_tiles(spec)
+    assert isinstance(tiles.a, ScaledOperand)
+    assert isinstance(tiles.b, ScaledOperand)
+    return tiles.a.map.element, tiles.b.map.element
+
+
+def adds_up_stages(spec: ContractionSpec, s: WgmmaSchedule) -> bool:
     """Tells whether threads add up the sums of the stages in float32.
 
-    Those of fp8 products have 14 bits on sm_90, and those of float32 products are truncated.
+    Those of fp8 products have 14 bits on sm_90, those of float32 products are truncated, and those of codes have
+    factors of their own.
     """
-    return types[0] == BF16X6 or (types[0].startswith("float8") and not spec.fast_fp8)
+    if s.scales:
+        return True
+    first = operand_types(spec, s.converts)[0]
+    return first == BF16X6 or (first.startswith("float8") and not spec.fast_fp8)
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...]:
@@ -59,7 +74,7 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...
     """
     return in_order(
         _ranked(spec, target),
-        lambda s: (s.gather, s.producer_warpgroups, s.computes, s.pingpong, s.split_k > 1),
+        lambda s: (s.gather, s.producer_warpgroups, s.computes, s.scales, s.pingpong, s.split_k > 1),
         first=BEST,
         hopeless=HOPELESS,
     )
@@ -94,11 +109,11 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
     ranked: list[tuple[float, WgmmaSchedule]] = []
     has_prologue = spec.bf16x6 or any(gather.program is not None for gather in (spec.a, spec.b))
     reason = Declined("no tile fits the shared memory of a block")
-    for form in (operand_tiles, gathered, computed, filled):
-        if form is filled and any(s.computes for _, s in ranked):
+    for form in (scaled, operand_tiles, gathered, computed, filled):
+        if form is filled and any(s.computes or s.scales for _, s in ranked):
             continue  # always slower
         try:
-            if form not in (computed, filled):
+            if form in (operand_tiles, gathered):
                 operand_types(spec)
             parts = form(spec)
         except Declined as refusal:
@@ -110,9 +125,16 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
         if spec.partials and prod(parts.batch) != prod(spec.batch):
             reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
-        for count in (1, 2) if form is filled else (0,):
+        for count in (1, 2) if form is filled else (int(form is scaled),):
             way = WgmmaSchedule(
-                1, 16, 2, target.sms, gather=form is gathered, producer_warpgroups=count, computes=form is computed
+                1,
+                16,
+                2,
+                target.sms,
+                gather=form is gathered,
+                producer_warpgroups=count,
+                computes=form is computed,
+                scales=form is scaled,
             )  # its tile and stages are still to be chosen
             ranked += _candidates(spec, parts, way, target)
     if not ranked:
@@ -135,7 +157,7 @@ def _candidates(
 
 def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> Iterator[WgmmaSchedule]:
     """Yields tiles whose sums fit the registers, shared in every way."""
-    adds_up = adds_up_stages(spec, operand_types(spec, way.converts))
+    adds_up = adds_up_stages(spec, way)
     # With several operands that lie across the reduction, each has whole panels.
     unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
     fitting = [c for c in (256, 192, 160, 128, 96, 64, 32, 16) if not c % unit]
@@ -226,6 +248,8 @@ def _most_stages(layout: Layout, target: Target) -> int:
 SHARE = 0.9
 #: Cycles of a consumer from its last product of a stage to the first of the next, besides those of adding up its sums.
 ADD_STAGE = 100.0
+#: The instructions of a sum that has a factor of its own, to one of a sum that is only added.
+ADD_SCALED = 2.25
 #: Cycles until the first bytes arrive from the L2 cache.
 LATENCY = 1500.0
 #: The share of memory's rate that all multiprocessors get; cycles until a stage arrives while others are asked for as
@@ -279,8 +303,10 @@ def _filling(layout: Layout) -> float:
                 apart = abs(way.gather.inner[-1]) * way.gather.operand.dtype.itemsize
                 sectors += size * parts.reduction.panel * min(apart, SECTOR)
             instructions += size * parts.reduction.panel / way.piece * piece
+    if not instructions:
+        return 0.0
     rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
-    return max(instructions / rate, lines, sectors / SECTOR_RATE, FILL_LATENCY) if s.producer_warpgroups else 0.0
+    return max(instructions / rate, lines, sectors / SECTOR_RATE, FILL_LATENCY)
 
 
 def _far(way: TilePath) -> bool:
@@ -357,11 +383,14 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     tiles, cols, depth = s.tiles(parts), s.tile_n * spec.products, k.share * -(-k.stages // s.split_k)
     # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
     taken = cols + 16 + max(0, 128 - cols) / 4
+    factors = parts.b.factors if isinstance(parts.b, ScaledOperand) else None
+    apart = factors is not None and factors.together(s.tile_n) == 1
     products = s.tile_m * taken * k.row / (target.wgmma * 2) / SHARE
     if k.row == ROW:
         products = max(PRODUCTS * products, _split_traffic(layout) / SHARED_RATE)
-    if adds_up_stages(spec, operand_types(spec, s.converts)):
-        products = max(products, products / s.groups + cols / 2 + ADD_STAGE)  # a consumer waits, then adds
+    if adds_up_stages(spec, s):
+        # A consumer waits, then adds.
+        products = max(products, products / s.groups + cols / 2 * (ADD_SCALED if apart else 1.0) + ADD_STAGE)
     together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
     rounds = -(-tiles // together)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0

@@ -135,9 +135,12 @@ class Bench:
                 self._rates[unit] = None
                 return None
             torch.backends.cuda.matmul.allow_tf32 = unit == "tf32"
-            kind = torch.bfloat16 if unit == "bf16" else torch.float32
-            a, b = (torch.randn(8192, 8192, device=f"cuda:{self.device}", dtype=kind) for _ in range(2))
-            self._rates[unit] = 2 * 8192**3 / self.timer.median(lambda: a @ b, self.repeats)
+            kind = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}.get(unit, torch.float32)
+            a, b = (torch.randn(8192, 8192, device=f"cuda:{self.device}").to(kind) for _ in range(2))
+            one = torch.ones((), device=a.device)
+            scaled = partial(torch._scaled_mm, a, b.t(), one, one, out_dtype=torch.bfloat16)
+            product = scaled if unit == "fp8" else lambda: a @ b
+            self._rates[unit] = 2 * 8192**3 / self.timer.median(product, self.repeats)
         return self._rates[unit]
 
     def floor_us(self, workload: AnyWorkload) -> float:

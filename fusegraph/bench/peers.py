@@ -57,6 +57,7 @@ def functions(torch: Any) -> dict[str, Any]:
         "mul_relu": lambda a, b: torch.relu(a * b),
         "conv_relu_conv": lambda x, v, w: f.conv2d(torch.relu(f.conv2d(x, v, padding=1)), w, padding=1),
         "int8_conv": lambda x, w: f.conv2d(x, w),
+        "scaled_matmul": lambda a, b, of_a, of_b: torch._scaled_mm(a, b, of_a, of_b, out_dtype=torch.bfloat16),
         "relu_matmul": lambda a, b: torch.relu(a) @ b,
         "mlp": lambda x, up, down: f.gelu(x @ up) @ down,
         "row_sums": lambda x: x.sum(-1, keepdim=True, dtype=torch.float32),

@@ -41,7 +41,7 @@ class Workload:
     build           (graph, *tensors) -> the result, or a tuple of several; default: the function of the name ``torch``
                     in `fusegraph.bench.graphs`.
     flops           operations (a multiply-add counts as two) of workloads bound by arithmetic; unit: the kind of
-                    arithmetic ("bf16", "tf32" or "fp32") whose rate bounds them.
+                    arithmetic ("bf16", "tf32", "fp32" or "fp8") whose rate bounds them.
     extra_bytes     traffic that no implementation can avoid beyond reading each input and writing each output once.
     output_strides  strides of the (first) result in elements; default: the graph's choice.
     output_dtype    dtype of the (first) result; default: the workload's.

@@ -9,6 +9,7 @@ from math import prod
 from fusegraph.bench import attention, models
 from fusegraph.bench.layouts import calls, layouts
 from fusegraph.bench.refused import refused
+from fusegraph.bench.scaled import scaled
 from fusegraph.bench.workload import Input, Workload, short, transposed
 
 
@@ -182,5 +183,6 @@ SUITES: dict[str, Callable[[], Iterable[Workload]]] = {
     "layouts": layouts,
     "calls": calls,
     "refused": refused,
+    "scaled": scaled,
     "attention": attention.attention,
 }

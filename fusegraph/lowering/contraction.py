@@ -294,6 +294,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         tf32=anchor.attributes["compute_dtype"] == TF32,
         bf16x6=in_parts(anchor, options),
         fast_fp8=anchor.attributes["compute_dtype"] == FAST_FP8,
+        factored=_factored(anchor, operands, options),
         terms=found.terms,
         results=found.results,
         others=tuple(replace(op, alignment=least) for op in others),
@@ -306,6 +307,15 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         if turned is not None and (not few or FAMILY.cycles(turned, target) < FAMILY.cycles(spec, target)):
             spec, reads[:2] = turned, reads[1::-1]
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
+
+
+def _factored(anchor: Node, operands: Sequence[Gather], options: Options) -> bool:
+    """Returns true if operands that are computed need not be rounded to their dtypes: those may be narrower than sums
+    of 8-bit floats are precise.
+    """
+    narrow = all(t.dtype.is_float and t.dtype.itemsize <= 2 for t in anchor.inputs)
+    computed = any(gather.program is not None for gather in operands)
+    return computed and not options.strict and (narrow or anchor.attributes["compute_dtype"] == TF32)
 
 
 def _converted(anchor: Node, operands: Sequence[Gather], number: int) -> bool:

@@ -35,24 +35,52 @@ Cuts: TypeAlias = Mapping[Place, tuple[int, ...]]
 _BATCH, _INNER, _OUTER = "batch", "inner", ("rows", "cols")
 
 
-def made_of_less(graph: Graph, operand: Tensor, taker: Node) -> tuple[Node, ...]:
+def made_of_less(graph: Graph, operand: Tensor, taker: Node, *, narrowed: bool = False) -> tuple[Node, ...]:
     """Returns the nodes that make an operand for one node alone of fewer bytes than it has; none if there are none.
 
-    They are pointwise nodes and views.
+    They are pointwise nodes and views.  With ``narrowed`` they may begin at results that have fewer bytes than what
+    they are made of, as numbers do that have just been quantised.
+    """
+    outputs = graph.output_numbers
+    for stops in (False, True) if narrowed else (False,):
+        members: set[Node] = set()
+        stack = [operand]
+        while stack:
+            tensor = stack.pop()
+            node = graph.producer(tensor)
+            if node is None or node in members or tensor in outputs or not _is_simple(node):
+                continue
+            if stops and tensor.nbytes < max((t.nbytes for t in node.inputs), default=0):
+                continue
+            if all(n in members or n is taker for n in graph.consumers(tensor)):
+                members.add(node)
+                stack += node.inputs
+        if is_smaller(operand, members) and _computes(members):
+            return tuple(n for n in graph.nodes if n in members)
+    return ()
+
+
+def dequantising(graph: Graph, operand: Tensor) -> tuple[Node, ...] | None:
+    """Returns the nodes that make an operand of 8-bit floats of its size, whoever else takes their results: casts,
+    products with smaller tensors, views and what these take.  None if there are no such 8-bit floats.
     """
     members: set[Node] = set()
-    stack, outputs = [operand], graph.output_numbers
+    stack, found = [operand], False
     while stack:
         tensor = stack.pop()
+        codes = tensor.dtype.is_float and tensor.dtype.itemsize == 1 and tensor.size == operand.size
         node = graph.producer(tensor)
-        if node is None or node in members or tensor in outputs or not _is_simple(node):
+        if codes or node is None or node in members:
+            found = found or codes
             continue
-        if all(n in members or n is taker for n in graph.consumers(tensor)):
-            members.add(node)
-            stack += node.inputs
-    if not is_smaller(operand, members) or not _computes(members):
-        return ()
-    return tuple(n for n in graph.nodes if n in members)
+        if tensor.size >= operand.size:
+            if not (_is_simple(node) and (node.kind is Kind.MOVEMENT or node.op.role in (Role.CAST, Role.PRODUCT))):
+                return None
+        elif not _is_simple(node):
+            continue
+        members.add(node)
+        stack += node.inputs
+    return tuple(n for n in graph.nodes if n in members) if found else None
 
 
 def is_stored(graph: Graph, operand: Tensor, nodes: Sequence[Node]) -> bool:
@@ -264,8 +292,6 @@ def _made(
     cuts: dict[Place, tuple[int, ...]],
 ) -> _Made:
     """Returns an operand as its prologue computes it; adds what that splits to ``cuts``."""
-    if varies([(t.shape, t.strides) for n in nodes for t in (*n.inputs, n.output)]):
-        raise Declined(f"the sizes of {operand.name!r} vary: its movement is a kernel of its own")
     part = Part(view, [n for n in view.nodes if n in nodes], operand)
     parts = [list((cuts.get(place) if place else None) or (size,)) for place, size in zip(places, operand.shape)]
     while True:
@@ -274,6 +300,8 @@ def _made(
             program, reads, _ = builder.build()
             break
         except Split as split:
+            if varies(operand.shape[split.place(parts)[0]]):
+                raise Declined(f"a dimension of {operand.name!r} that varies would be split") from None
             split.split(parts)
     if program.tables or program.itype != "int32":
         raise Declined(f"{operand.name!r} would be computed of elements at computed positions")

@@ -111,8 +111,10 @@ def _accept_operand(
     view: GroupView, anchor: Node, position: int, nodes: Sequence[Node], product: Product, options: Options
 ) -> list[Choice]:
     operand, alike = anchor.inputs[position], f"{anchor.op.name} {[t.type for t in anchor.inputs]}"
-    if any(n.kind is Kind.MOVEMENT for n in nodes):
+    moves = any(n.kind is Kind.MOVEMENT for n in nodes)
+    if moves:
         divided.check(view, anchor, operand, nodes)
+    if moves or _all_smaller(view, anchor):
         what = f"{NAME} of operand {'AB'[position > 0]}"
         choice = weigh(what, anchor.name, {PART: None, OWN: None}, PART, options.settled, alike)
         if choice.taken == OWN:
@@ -162,20 +164,22 @@ def confirmed(
         if isinstance(schedule, WgmmaSchedule) and schedule.computes:
             return choice
         apart = spec_of(Part(view, [n for n in view.nodes if n not in nodes]))
-        part, product = FAMILY.cycles(spec, target), FAMILY.cycles(apart, target)
+        part, own = FAMILY.cycles(spec, target), FAMILY.cycles(apart, target) + _moved(operand, target)
+        computed = [t for t in anchor.inputs if before(view, t)]
+        if len(computed) > 1:
+            alone = spec_of(Part(view, [n for n in view.nodes if not any(n in before(view, t) for t in computed)]))
+            own = min(own, FAMILY.cycles(alone, target) + sum(_moved(t, target) for t in computed))
     except Declined:
         return choice
-    moved = 2 * operand.nbytes / target.bytes_per_cycle + LAUNCH * target.launch_cycles
     margin = CLEARLY_LARGER if divided.is_smaller(operand, nodes) else CLEARLY
-    slower = part > margin * (product + moved) and not divided.is_stored(view.graph, operand, nodes)
+    margin = 1.0 if len(computed) > 1 else margin
+    slower = part > margin * own and not divided.is_stored(view.graph, operand, nodes)
     preferred = OWN if slower else PART
-    found = weigh(
-        choice.what, choice.node, {PART: part, OWN: product + moved}, preferred, options.settled, choice.alike
-    )
+    found = weigh(choice.what, choice.node, {PART: part, OWN: own}, preferred, options.settled, choice.alike)
     if found.taken == OWN:
         raise Outweighed(
             f"with {nodes[-1].op.name} {nodes[-1].name!r} in front of it {anchor.op.name} {anchor.name!r} is estimated "
-            f"to take {part / target.clock:.1f} us, two kernels {(product + moved) / target.clock:.1f} us",
+            f"to take {part / target.clock:.1f} us, kernels of their own {own / target.clock:.1f} us",
             found,
         )
     return found
@@ -186,6 +190,18 @@ def _read(nodes: Sequence[Node]) -> list[Tensor]:
     made = {n.output for n in nodes}
     every = dict.fromkeys(t for n in nodes for t in n.inputs if n.op.reads_values)
     return [t for t in every if t not in made and not (t.is_constant and t.size == 1)]
+
+
+def _all_smaller(view: GroupView, anchor: Node) -> bool:
+    """Returns true if all operands are computed, of fewer bytes each: what they are made of may be multiplied itself,
+    of which estimates for one operand do not know.
+    """
+    return all(divided.is_smaller(t, before(view, t)) for t in anchor.inputs)
+
+
+def _moved(operand: Tensor, target: Target) -> float:
+    """Returns the cycles that it takes to write an operand and to read it, in a kernel of its own."""
+    return 2 * operand.nbytes / target.bytes_per_cycle + LAUNCH * target.launch_cycles
 
 
 def _large(nodes: Sequence[Node], operand: Tensor) -> list[Tensor]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 from codegen.declined import Declined
-from fusegraph.graph import Graph, Node
+from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import GroupView, Lowering, Options
 from fusegraph.lowering.divided import made_of_less
 from fusegraph.ops.base import Kind, Role
@@ -51,22 +51,42 @@ def additions(graph: Graph, order: Mapping[Node, int]) -> dict[Node, Node]:
 def gather_operands(quotient: Groups, options: Options, backend: Lowering) -> None:
     """Merges products with what makes their operands of fewer bytes by movement and pointwise nodes.
 
-    Pair by pair they would not come together: movement behind pointwise nodes is a view for whoever reads it.
+    Pair by pair they would not come together: movement behind pointwise nodes is a view for whoever reads it.  What a
+    product had better not take of one operand it may take of all of them: then it multiplies what they are made of.
     """
     graph = quotient.graph
     for anchor in graph.nodes:
-        for operand in dict.fromkeys(anchor.inputs if anchor.op.role is Role.MATMUL else ()):
-            nodes = made_of_less(graph, operand, anchor)
-            every = {anchor, *nodes}
-            if not any(n.kind is Kind.MOVEMENT for n in nodes) or any(n.name in quotient.alone for n in every):
-                continue
-            if all(not every.isdisjoint(side) for side in quotient.apart):
-                continue
-            groups = dict.fromkeys(quotient.group_of[n] for n in (anchor, *nodes))
-            members = [n for g in groups for n in quotient.members[g]]
-            try:
-                backend.accept(GroupView(graph, members, quotient.order), options)
-            except Declined as reason:
-                quotient.declined |= dict.fromkeys(((n, m) for n in nodes for m in every), reason.with_traceback(None))
-                continue
-            quotient.gather(every)
+        if anchor.op.role is not Role.MATMUL:
+            continue
+        made = {t: found for t in anchor.inputs if (found := made_of_less(graph, t, anchor, narrowed=True))}
+        moved = [{t: nodes} for t, nodes in made.items() if any(n.kind is Kind.MOVEMENT for n in nodes)]
+        taken = [_gathered(quotient, options, backend, anchor, each) for each in moved]
+        if len(made) > 1 and not (all(taken) and len(taken) == len(made)):
+            _gathered(quotient, options, backend, anchor, made)
+
+
+def _gathered(
+    quotient: Groups, options: Options, backend: Lowering, anchor: Node, made: Mapping[Tensor, Sequence[Node]]
+) -> bool:
+    """Merges a product with what makes some of its operands; returns whether one kernel takes that.
+
+    What is read at positions that are computed, such as the scale of an element's block where the last block is not
+    whole, may be small beside the operand: it is then made before.
+    """
+    nodes = [n for found in made.values() for n in found]
+    large = [n for t, found in made.items() for n in found if n.output.size >= t.size]
+    for chosen in (nodes, large) if len(large) < len(nodes) else (nodes,):
+        every = {anchor, *chosen}
+        if any(n.name in quotient.alone for n in every) or all(not every.isdisjoint(s) for s in quotient.apart):
+            continue
+        groups = dict.fromkeys(quotient.group_of[n] for n in (anchor, *chosen))
+        members = [n for g in groups for n in quotient.members[g]]
+        try:
+            backend.accept(GroupView(quotient.graph, members, quotient.order), options)
+        except Declined as reason:
+            for pair in ((n, m) for n in chosen for m in every):
+                quotient.declined.setdefault(pair, reason.with_traceback(None))
+            continue
+        quotient.gather(every)
+        return True
+    return False

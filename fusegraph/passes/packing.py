@@ -67,8 +67,8 @@ def _alone(partition: Partition, options: Options) -> set[str]:
 def _parts(graph: Graph, known: set[Tensor], alone: Container[str]) -> tuple[set[Node], list[Tensor]]:
     """Returns the nodes that every call computes, and the packed tensors, of the known ones, that these take.
 
-    Those whose names are in ``alone`` are packed whatever they cost; views, which cost nothing, are not.  Else what
-    makes operands of products of fewer bytes is not, either.
+    Those whose names are in ``alone`` are packed whatever they cost: kernels wrote them.  Of the others views, which
+    cost nothing, are not, nor is what makes operands of products of fewer bytes.
     """
     kept = {node for node in graph.nodes if not known.issuperset(node.outputs)}
     kept |= _behind(graph, [t for t in graph.outputs if t in known])  # what leaves the graph is written by every call
@@ -80,7 +80,8 @@ def _parts(graph: Graph, known: set[Tensor], alone: Container[str]) -> tuple[set
         node = graph.producer(tensor)
         if node is None or node in kept:
             continue
-        if not _is_view(node) and (tensor.name in alone or (node not in stored and _is_worthwhile(graph, node))):
+        worthwhile = node not in stored and not _is_view(node) and _is_worthwhile(graph, node)
+        if tensor.name in alone or worthwhile:
             packed[tensor] = None
         else:
             kept.add(node)

@@ -17,7 +17,7 @@ from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import DEFAULTS, LeftOut, Options
 from fusegraph.lowering.choices import Choice
-from fusegraph.passes import reduce_columns, reduce_results
+from fusegraph.passes import reduce_columns, reduce_results, shared_codes
 from fusegraph.passes.algorithms import choose
 from fusegraph.passes.assigned_products import divide_columns
 from fusegraph.passes.assignments import place_values
@@ -104,6 +104,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("bit fields", join_fields),
     Pass("batches", take_apart),
     Pass("shared heads", share_heads),
+    Pass(shared_codes.NAME, shared_codes.copy_codes),
     Pass("large pools", reduce_pools, When.ALWAYS),
     Pass(GRADIENTS, recognise_backward),
     Pass(ATTENTION, recognise),

@@ -147,8 +147,8 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     for kernel in plan.kernels:
         spec, schedule = kernel.group.lowered.spec, kernel.choice.schedule
         if (most := coarse_products(spec, schedule)) is not None:
-            attended = [n for n in kernel.group.nodes if n.kind is Kind.ATTENTION]
-            coarse |= {n.outputs[0]: most for n in attended or filter(_is_fp8, kernel.group.nodes)}
+            summing = [n for n in kernel.group.nodes if n.kind in (Kind.ATTENTION, Kind.CONTRACTION)]
+            coarse |= {n.outputs[0]: most for n in summing}
     # The prologue of a contraction is rounded to the dtype of the operand that it makes, as if it were stored.
     operands = {t for g in plan.partition.groups for n in g.nodes if n.kind is Kind.CONTRACTION for t in n.inputs}
     stored = plan.partition.materialized | operands

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusegraph.dtypes import float32, int8, int32
+from fusegraph.dtypes import DType, bfloat16, float32, int8, int32
 from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.contraction import product
 from fusegraph.frontends.torch.table import Call, aten
@@ -18,8 +18,10 @@ from fusegraph.graph import Tensor
 _CPU_BLOCKS = {"AVX512": 64, "AVX2": 32}
 #: Rows and columns of a tile of the packed weights of tensor cores, and the lanes that share one.
 _TILE_N, _TILE_K, _LANES = 8, 16, 32
-#: `torch.nn.functional.ScalingType` of one scale, and of one for each row.
-_TENSOR_WISE, _ROW_WISE = 0, 1
+#: `torch.nn.functional.ScalingType` of one scale, of one for each row, and of one for 128 terms of each row, or of 128
+#: rows: terms and rows of a block.
+_TENSOR_WISE, _ROW_WISE, _BLOCK_OF_ROW, _BLOCK_OF_ROWS = 0, 1, 4, 5
+_BLOCK = 128
 
 
 @aten("_int_mm.default")
@@ -111,17 +113,43 @@ def _int4pack_mm_for_cpu(c: Call, x: Tensor, packed: Tensor, group: int, pairs: 
 
 def _scaled(c: Call, a: Tensor, b: Tensor, scales: Sequence[Tensor], bias: Tensor | None) -> Tensor:
     """Multiplies 8-bit floats, and what comes out by scales: one each, or one for each row and column."""
-    rows, columns = a.shape[0], b.shape[1]
-    known = (((), (1,), (1, 1), (rows, 1)), ((), (1,), (1, 1), (1, columns)))
     sums = product(c, a, b, float32)
-    for scale, shapes, operand in zip(scales, known, (a, b)):
+    for scale, shapes in zip(scales, _scales_behind(a, b)):
         if scale.dtype != float32 or scale.shape not in shapes:
             raise NotSupportedError(
-                f"scales of {scale.dtype} {list(scale.shape)} for {list(operand.shape)}: not one, or one for each row "
-                "or column"
+                f"scales of {scale.dtype} {list(scale.shape)} for {list(a.shape)} times {list(b.shape)}: not one, or "
+                "one for each row or column"
             )
         sums = c.graph.mul(sums, scale.reshape(()) if scale.size == 1 else scale)
     return c.cast(sums if bias is None else c.graph.add(sums, c.cast(bias, float32)))
+
+
+def _scales_behind(a: Tensor, b: Tensor) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Returns the shapes of scales by which sums are multiplied."""
+    return ((), (1,), (1, 1), (a.shape[0], 1)), ((), (1,), (1, 1), (1, b.shape[1]))
+
+
+def _scaled_blocks(c: Call, a: Tensor, b: Tensor, scales: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+    """Multiplies 8-bit floats (rows, terms) and (terms, columns) with scales for blocks: of each row or 128 rows, and
+    of each column or 128 columns, for each 128 terms.
+    """
+    narrow = c.dtype.itemsize <= 2
+    dtype = bfloat16 if narrow else float32
+    x, y = (_of_blocks(c, *both, dtype) for both in zip((a, b.transpose((1, 0))), scales))
+    sums = c.graph.matmul(x, y.transpose((1, 0)), dtype=float32, compute_dtype=None if narrow else "tf32")
+    return c.cast(sums if bias is None else c.graph.add(sums, c.cast(bias, float32)))
+
+
+def _of_blocks(c: Call, codes: Tensor, scale: Tensor, dtype: DType) -> Tensor:
+    """Returns codes (rows, terms) times their scales: for each 128 terms of a row, or of 128 rows."""
+    rows, terms = codes.shape
+    for block in (1, _BLOCK):
+        if scale.dtype == float32 and scale.shape == (-(-rows // block), -(-terms // _BLOCK)):
+            return c.graph.block_scale_dequantize(codes, scale, (block, _BLOCK), dtype)
+    raise NotSupportedError(
+        f"scales of {scale.dtype} {list(scale.shape)} for {list(codes.shape)}: not one, one for each row or column, or "
+        f"one for each {_BLOCK} terms of one or of {_BLOCK}"
+    )
 
 
 @aten("_scaled_mm.default")
@@ -138,7 +166,10 @@ def _scaled_mm(
 ) -> Tensor:
     if scale_result is not None:
         raise NotSupportedError("a scale of the result")
-    return _scaled(c, a, b, (scale_a, scale_b), bias)
+    if all(scale.shape in shapes for scale, shapes in zip((scale_a, scale_b), _scales_behind(a, b))):
+        return _scaled(c, a, b, (scale_a, scale_b), bias)
+    of_columns = scale_b.transpose((1, 0)) if scale_b.rank == 2 else scale_b
+    return _scaled_blocks(c, a, b, (scale_a, of_columns), bias)
 
 
 @aten("_scaled_mm_v2.default")
@@ -156,6 +187,19 @@ def _scaled_mm_by_recipes(
     *_: Any,
 ) -> Tensor:
     recipes = (*recipes_a, *recipes_b)
-    if len(recipes) != 2 or not {*recipes} <= {_TENSOR_WISE, _ROW_WISE}:
-        raise NotSupportedError(f"scaling by the recipes {list(recipes)}: not one scale, or one for each row")
-    return _scaled(c, a, b, (*scales_a, *scales_b), bias)
+    if len(recipes) != 2 or not {*recipes} <= {_TENSOR_WISE, _ROW_WISE, _BLOCK_OF_ROW, _BLOCK_OF_ROWS}:
+        raise NotSupportedError(f"scaling by the recipes {list(recipes)}: not one scale, one for each row or for 128")
+    scales = (*scales_a, *scales_b)
+    if {*recipes} <= {_TENSOR_WISE, _ROW_WISE}:
+        return _scaled(c, a, b, scales, bias)
+    every = [_lines_first(c, *both, -(-a.shape[1] // _BLOCK)) for both in zip(scales, recipes)]
+    return _scaled_blocks(c, a, b, every, bias)
+
+
+def _lines_first(c: Call, scale: Tensor, recipe: int, blocks: int) -> Tensor:
+    """Returns scales (rows or columns, blocks of terms): torch has those of 128 of them transposed, and blocks of terms
+    up to a multiple of four.
+    """
+    if recipe != _BLOCK_OF_ROWS or scale.rank != 2:
+        return scale
+    return c.graph.slice(scale, [0, 0], [blocks, scale.shape[1]]).transpose((1, 0))
