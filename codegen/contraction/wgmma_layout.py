@@ -18,6 +18,7 @@ from codegen.filled_tiles import filled
 from codegen.iteration import collapse, restrided
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles, tile_of
 from codegen.pipeline import barriers
+from codegen.sparse_tiles import BLOCK_ROWS, BLOCK_WORDS, sparse_tiles
 from codegen.spec import ContractionSpec, Gather, TensorMap
 from codegen.tile_path import TilePath
 from codegen.tiles import gathered, operand_tiles, tiled
@@ -75,6 +76,8 @@ class WgmmaSchedule(Schedule):
         """Returns how the tiles of a spec come to shared memory."""
         if self.computes:
             return computed(spec)
+        if spec.metadata is not None:
+            return sparse_tiles(spec)
         return filled(spec) if self.producer_warpgroups else gathered(spec) if self.gather else operand_tiles(spec)
 
     def tiles(self, parts: OperandTiles) -> int:
@@ -300,7 +303,13 @@ class Layout:
         second = second._replace(note=f"{s.tile_n} columns of each of {{b}}" if count > 1 else "")
         if isinstance(a, ComputedOperand):
             return Buffers((*(x.tile(s.tile_m, s.stages) for x in a.brought if not x.row), second))
-        return Buffers((self._tile("a", a, self.spec.a, s.tile_m), second))
+        first = self._tile("a", a, self.spec.a, s.tile_m)
+        if self.parts.metadata is None:
+            return Buffers((first, second))
+        half = first._replace(shape=(s.tile_m, self.parts.reduction.panel // 2))
+        blocks = (s.tile_m // BLOCK_ROWS, BLOCK_WORDS)
+        words = Buffer("metadata", "uint32", blocks, s.stages, align=CHUNK_BYTES, note="which terms {a} has")
+        return Buffers((half, second, words))
 
     def _tile(self, name: str, side: MappedOperand | Gathered | TilePath, gather: Gather, size: int) -> Buffer:
         k = self.parts.reduction

@@ -18,6 +18,7 @@ from codegen.expr import Program
 from codegen.filled_tiles import filled
 from codegen.operands import ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
 from codegen.ranking import in_order
+from codegen.sparse_tiles import sparse_tiles
 from codegen.spec import ContractionSpec
 from codegen.target import Target
 from codegen.tile_path import TilePath, held_registers, product_types
@@ -94,7 +95,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
     ranked: list[tuple[float, WgmmaSchedule]] = []
     has_prologue = spec.bf16x6 or any(gather.program is not None for gather in (spec.a, spec.b))
     reason = Declined("no tile fits the shared memory of a block")
-    for form in (operand_tiles, gathered, computed, filled):
+    dense = (operand_tiles, gathered, computed, filled)
+    for form in dense if spec.metadata is None else (sparse_tiles,):
         if form is filled and any(s.computes for _, s in ranked):
             continue  # always slower
         try:
@@ -103,7 +105,7 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
             parts = form(spec)
         except Declined as refusal:
             # Where threads must bring an operand, the reason why they cannot says more.
-            reason = refusal if form is operand_tiles or (form is filled and has_prologue) else reason
+            reason = refusal if form in (operand_tiles, sparse_tiles) or (form is filled and has_prologue) else reason
             continue
         if form is filled and has_prologue:
             reason = Declined("threads cannot fill a tile that fits the shared memory and registers of a block")
@@ -224,6 +226,9 @@ def _most_stages(layout: Layout, target: Target) -> int:
 
 #: The share of the tensor cores' peak rate that is reached.
 SHARE = 0.9
+#: How long products take whose operand A has half of its terms: shared memory sends operand B twice as fast.  Not
+#: measured.
+SPARSE = 0.6
 #: Cycles of a consumer from its last product of a stage to the first of the next, besides those of adding up its sums.
 ADD_STAGE = 100.0
 #: Cycles until the first bytes arrive from the L2 cache.
@@ -358,6 +363,8 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
     taken = cols + 16 + max(0, 128 - cols) / 4
     products = s.tile_m * taken * k.row / (target.wgmma * 2) / SHARE
+    if k.sparse:
+        products *= SPARSE
     if k.row == ROW:
         products = max(PRODUCTS * products, _split_traffic(layout) / SHARED_RATE)
     if adds_up_stages(spec, operand_types(spec, s.converts)):

@@ -61,6 +61,7 @@ class Role(Enum):
     REDUCE, PARTIAL, RUNS, MERGE = "reduces axes", "reduces parts of axes", "sorts runs", "merges sorted runs"
     # Contractions (a convolution, and its gradients by its input and by its filter), and transforms around one.
     MATMUL, FPROP, DGRAD, WGRAD = "matmul", "conv_fprop", "conv_dgrad", "conv_wgrad"
+    SPARSE_MATMUL = "a matmul with a matrix of which two of four neighbours are stored"
     WINOGRAD_FILTER, WINOGRAD_INPUT, WINOGRAD_OUTPUT = "filter", "input", "output"
 
 

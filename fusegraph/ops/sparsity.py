@@ -196,8 +196,8 @@ def _by_elements(at: Reverse, x: Any, metadata: Any = None) -> Any:
     if metadata is None:
         return g.binary_select(at.loss, 0, g.sparse_2_4_mask(x))
 
-    def write(op: str, part: str, *operands: Any, **attributes: Any) -> Any:
-        return getattr(g, op)(*operands, **attributes)
+    def write(op: str | Op, part: str, *operands: Any, **attributes: Any) -> Any:
+        return getattr(g, str(op))(*operands, **attributes)
 
     fours = in_groups(write, "", at.loss, FOUR)
     places = in_groups(write, "", g.cast(metadata, int32), KEPT)
