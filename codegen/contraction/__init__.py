@@ -71,7 +71,9 @@ def _dense(function: Callable[..., T]) -> Callable[..., T]:
     @wraps(function)
     def asked(spec: ContractionSpec, target: Target) -> T:
         if spec.metadata is not None:
-            raise Declined(f"two of every four terms of {spec.a.operand.name!r} are stored: wgmma multiplies these")
+            raise Declined(
+                "it multiplies all terms: wgmma alone takes an operand of which half is stored, as TMA brings it"
+            )
         return function(spec, target)
 
     return asked

@@ -226,9 +226,6 @@ def _most_stages(layout: Layout, target: Target) -> int:
 
 #: The share of the tensor cores' peak rate that is reached.
 SHARE = 0.9
-#: How long products take whose operand A has half of its terms: shared memory sends operand B twice as fast.  Not
-#: measured.
-SPARSE = 0.6
 #: Cycles of a consumer from its last product of a stage to the first of the next, besides those of adding up its sums.
 ADD_STAGE = 100.0
 #: Cycles until the first bytes arrive from the L2 cache.
@@ -305,6 +302,17 @@ def _split_traffic(layout: Layout) -> float:
     return layout.ring.stage_bytes + lines * TERMS * 4 + read
 
 
+def _sparse_traffic(layout: Layout) -> float:
+    """Returns the bytes that shared memory moves for a stage of a sparse operand A.
+
+    Each product of 64 rows reads half as much of A as of as many terms of B, in half of the time that a dense one
+    takes: shared memory is busy all the while.  What TMA writes meanwhile is counted by half: that is not measured.
+    """
+    s, k = layout.s, layout.parts.reduction
+    read = s.tile_m // GROUP_ROWS * (GROUP_ROWS // 2 + s.tile_n) * k.row
+    return read + layout.ring.stage_bytes / 2
+
+
 def _computing(layout: Layout) -> float:
     """Returns the estimated cycles in which the consumers compute the four fragments of a stage; 0 if they do not.
 
@@ -364,7 +372,7 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     taken = cols + 16 + max(0, 128 - cols) / 4
     products = s.tile_m * taken * k.row / (target.wgmma * 2) / SHARE
     if k.sparse:
-        products *= SPARSE
+        products = max(products / 2, _sparse_traffic(layout) / SHARED_RATE)
     if k.row == ROW:
         products = max(PRODUCTS * products, _split_traffic(layout) / SHARED_RATE)
     if adds_up_stages(spec, operand_types(spec, s.converts)):

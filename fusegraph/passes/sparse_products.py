@@ -29,15 +29,18 @@ from fusegraph.passes.speculation import SPARSE
 
 #: What is chosen: whether sparse tensor cores multiply.
 NAME, SPARSELY, DENSELY = "products with 2:4 sparsity", "sparse", "dense"
+#: How many times as fast as the dense product the sparse one must be estimated to be, to be taken.
+MARGIN = 1.05
 #: Rows of what is stored begin at multiples of so many elements, 16 bytes.
 UNIT = 8
 
 
 @dataclass(frozen=True)
 class _Product:
-    """A matmul with a sparse matrix: ``pruned`` is the node that made it, ``x`` the other operand.
+    """A matmul with a sparse matrix: ``pruned`` is the node that made it, ``x`` (..., T, K) what it is multiplied by.
 
-    first  whether the sparse matrix is operand a; else its transpose is operand b.
+    first  whether the sparse matrix is operand a, and the transpose of x operand b; else x is operand a, and the
+           transpose of the matrix operand b.
     """
 
     pruned: Node
@@ -97,13 +100,13 @@ def _product(graph: Graph, node: Node) -> _Product | None:
         return None
     a, b = node.inputs
     turned = graph.producer(b)
-    if turned is not None and turned.op.role is Role.TRANSPOSE and b.rank == 2:
-        pruned = graph.producer(turned.inputs[0])
-        if tuple(turned.attributes["perm"]) == (1, 0) and pruned is not None and _prunes(pruned):
-            return _Product(pruned, a, False)
-    pruned = graph.producer(a)
-    if a.rank == b.rank == 2 and pruned is not None and _prunes(pruned):
-        return _Product(pruned, b, True)
+    if turned is None or turned.op.role is not Role.TRANSPOSE or b.rank != 2:
+        return None
+    of_a, of_b = graph.producer(a), graph.producer(turned.inputs[0])
+    if of_b is not None and _prunes(of_b):
+        return _Product(of_b, a, False)
+    if of_a is not None and _prunes(of_a) and a.rank == 2:
+        return _Product(of_a, turned.inputs[0], True)
     return None
 
 
@@ -130,11 +133,8 @@ def _weighed(node: Node, product: _Product, options: Options) -> Choice:
     dense, sparse = (Graph("alone", node.output.graph.io_dtype, node.output.graph.compute_dtype) for _ in range(2))
     (rows, terms), x = product.pruned.output.shape, product.x
     attributes = {"dtype": node.output.dtype, "compute_dtype": node.attributes["compute_dtype"]}
-    shape, strides = x.shape, x.strides
-    if product.first:
-        shape, strides = (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])
     for graph in (dense, sparse):
-        graph._add_tensor("x", shape, strides, x.dtype)
+        graph._add_tensor("x", x.shape, x.strides, x.dtype)
     matrix = dense._add_tensor("matrix", (terms, rows), (1, terms), x.dtype)
     dense.inputs = [dense.tensors["x"], matrix]
     dense.outputs = [dense.apply(TABLE["matmul"], tuple(dense.inputs), attributes)]
@@ -147,7 +147,7 @@ def _weighed(node: Node, product: _Product, options: Options) -> Choice:
     origin = {**attributes, "origin": node.name}
     sparse.outputs = [sparse.apply(SPARSE_MATMUL, tuple(sparse.inputs), origin)]
     cycles = {SPARSELY: estimates.cycles(sparse, options), DENSELY: estimates.cycles(dense, options)}
-    preferred = min(cycles, key=cycles.__getitem__)
+    preferred = SPARSELY if cycles[DENSELY] > MARGIN * cycles[SPARSELY] else DENSELY
     alike = f"{node.op.name} {[t.type for t in node.inputs]}"
     return weigh(NAME, node.name, cycles, preferred, options.settled, alike)
 
@@ -163,11 +163,8 @@ class _Writer:
         if product.pruned not in self._packed:
             self._packed[product.pruned] = self._pack(rewrite, product.pruned)
         values, words = self._packed[product.pruned]
-        x = rewrite.new[product.x]
-        if product.first:
-            x = named(graph.apply(TABLE["transpose"], (x,), {"perm": (1, 0)}), node.name, "turned")
         attributes = {"dtype": old.dtype, "compute_dtype": node.attributes["compute_dtype"], "origin": node.name}
-        made = graph.apply(SPARSE_MATMUL, (values, x, words), attributes)
+        made = graph.apply(SPARSE_MATMUL, (values, rewrite.new[product.x], words), attributes)
         if product.first:
             named(made, node.name, "of rows")
             rewrite.take_over(Node(TABLE["transpose"], (made,), {"perm": (1, 0)}, old), (made,))
