@@ -1,4 +1,4 @@
-"""A sparse warpgroup product alone, for the CPU and for a GPU: its operands and its metadata, laid out by definition."""
+"""A sparse warpgroup product alone, for the CPU and for a GPU: operands and metadata, laid out by definition."""
 
 from __future__ import annotations
 

@@ -132,7 +132,8 @@ def test_no_parameter_is_pruned_in_every_call() -> None:
 @pytest.mark.usefixtures("preferred")
 @pytest.mark.parametrize("kind", [(1, False, True), (2, True, False), (2, False, False), (3, False, False)])
 def test_schedules_of_every_kind(kind: tuple[int, bool, bool]) -> None:
-    graph, few = layer(150, 200, 256), Options(target=replace(target("sm_90a"), sms=3))
+    terms, multiprocessors = (640, 132) if kind[2] else (256, 3)
+    graph, few = layer(150, 200, terms), Options(target=replace(target("sm_90a"), sms=multiprocessors))
 
     def chosen(spec: Any, _: Any) -> Choice:
         for s in FAMILY.schedules(spec, few.target) if isinstance(spec, ContractionSpec) else ():

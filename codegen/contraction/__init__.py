@@ -71,9 +71,7 @@ def _dense(function: Callable[..., T]) -> Callable[..., T]:
     @wraps(function)
     def asked(spec: ContractionSpec, target: Target) -> T:
         if spec.metadata is not None:
-            raise Declined(
-                "it multiplies all terms: wgmma alone takes an operand of which half is stored, as TMA brings it"
-            )
+            raise Declined("all terms are multiplied: wgmma alone takes an operand of which half is stored, if TMA can")
         return function(spec, target)
 
     return asked
