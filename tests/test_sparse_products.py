@@ -23,6 +23,7 @@ from fusegraph.ops.base import EVERY, Role
 from fusegraph.passes import sparse_products
 from fusegraph.plan import Choice, Plan, plan
 from fusegraph.report.check import check_executable, random_inputs
+from fusegraph.report.explain import describe, explain_text
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import build
 
@@ -147,6 +148,20 @@ def test_schedules_of_every_kind(kind: tuple[int, bool, bool]) -> None:
     assert (schedule.groups, schedule.pingpong, schedule.split_k > 1) == kind
     result = check_executable(made, random_inputs(graph))
     assert result.ok, result
+
+
+def test_reports_tell_what_is_lost() -> None:
+    g = fg.Graph("told", io_dtype="bfloat16")
+    x = g.tensor("x", (2048, 1024))
+    w = g.constant(np.tile(np.array([[4, 3, 2, 1]], "bfloat16"), (1024, 256)), "w")
+    g.output(x @ g.sparse_2_4(w, name="kept").T, name="y")
+    g.output(x @ g.sparse_2_4(g.tensor("v", (1024, 1024), parameter=True), name="unknown").T, name="z")
+    planned = plan(g, HOPPER)
+    assert planned.pruned == {"kept": pytest.approx((5 / 30) ** 0.5), "unknown": None}
+    text = " ".join(explain_text(describe(planned, target("h200"))).split())
+    assert "kept: 40.8% of the norm is lost" in text
+    assert "unknown: what is lost depends on the values of a call" in text
+    assert text.count("on sparse tensor cores: estimated to be") == 2
 
 
 @pytest.mark.usefixtures("preferred")

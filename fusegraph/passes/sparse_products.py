@@ -63,7 +63,7 @@ def multiply_sparsely(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
             continue
         reason = _declined(graph, node, product, options, known)
         try:
-            choice = _weighed(node, product, options) if not reason else None
+            choice = _weighed(graph, node, product, options) if not reason else None
         except Declined as refusal:
             reason, choice = str(refusal), None
         if choice is not None:
@@ -128,13 +128,13 @@ def _declined(graph: Graph, node: Node, product: _Product, options: Options, kno
     return "" if node.output.size and product.x.shape[-1] else "there is nothing to multiply"
 
 
-def _weighed(node: Node, product: _Product, options: Options) -> Choice:
+def _weighed(graph: Graph, node: Node, product: _Product, options: Options) -> Choice:
     """Returns the choice, by what either kernel takes alone.  Raises Declined if there is no sparse one."""
-    dense, sparse = (Graph("alone", node.output.graph.io_dtype, node.output.graph.compute_dtype) for _ in range(2))
+    dense, sparse = (Graph("alone", graph.io_dtype, graph.compute_dtype) for _ in range(2))
     (rows, terms), x = product.pruned.output.shape, product.x
     attributes = {"dtype": node.output.dtype, "compute_dtype": node.attributes["compute_dtype"]}
-    for graph in (dense, sparse):
-        graph._add_tensor("x", x.shape, x.strides, x.dtype)
+    for alone in (dense, sparse):
+        alone._add_tensor("x", x.shape, x.strides, x.dtype)
     matrix = dense._add_tensor("matrix", (terms, rows), (1, terms), x.dtype)
     dense.inputs = [dense.tensors["x"], matrix]
     dense.outputs = [dense.apply(TABLE["matmul"], tuple(dense.inputs), attributes)]
