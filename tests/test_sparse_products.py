@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import check_golden
 from graphs import check_all, compile_for, executables
 from sparse_kernels import arguments, source, words
 
@@ -81,9 +82,10 @@ def test_layers_are_sparse_on_hopper_alone() -> None:
 
 
 def test_large_products_have_large_tiles() -> None:
-    (kernel,) = plan(layer(8192, 8192, 8192, end=""), HOPPER).kernels
+    (kernel,) = plan(layer(4096, 4096, 4096), HOPPER).kernels
     assert "tile 128 x 256 x 64 a block" in kernel.source.code
     assert "(m64n256k32)" in kernel.source.code
+    check_golden("sparse_hopper", kernel.source.code)
 
 
 @pytest.mark.parametrize("shape", [(70, 100, 136), (7, 40, 64), (65, 64, 72), (3, 24, 4 * 37 + 4)], ids=str)
