@@ -1549,8 +1549,8 @@ class Operations(_Known):
             (..., K), with zeros between.  x has floats or integers of 8 bits.  Raises ShapeError where the last axis has no
             whole fours, and for metadata of another shape than x; DTypeError.
 
-            Products of 16-bit floats with a parameter or a constant that this made run on the sparse tensor cores of Hopper,
-            which leave out products with the zeros: NaN and infinity there do not make the sum NaN."""
+            Products of 16-bit floats with such a parameter or constant run on the sparse tensor cores of Hopper, which
+            leave out products with the zeros: NaN and infinity there do not make the sum NaN."""
     def sparse_2_4_mask(self, x: Operand, *, name: str | None = None) -> Tensor:
         """Which elements sparse_2_4 keeps: true for two of every four neighbours along the last axis.  A four keeps its elements of the largest magnitude; of elements that are alike, the first.  NaN counts as
         infinite.

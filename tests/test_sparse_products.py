@@ -173,6 +173,8 @@ def test_what_is_left_out_is_not_multiplied() -> None:
     w, x = np.zeros((64, 64), made.graph.tensors["w"].dtype.numpy), np.ones((16, 64), np.float32)
     w[:, ::4], w[:, 1::4] = 2, 1
     x[3, 2::4], x[4, 0] = np.inf, np.nan
+    result = check_executable(made, {"x": x.astype(w.dtype), "w": w})
+    assert result.ok, result
     y = np.asarray(made(x=x.astype(w.dtype), w=w)).astype(np.float32)
     assert np.isnan(y[4]).all()
     assert (np.delete(y, 4, axis=0) == 48).all()
