@@ -10,6 +10,7 @@ import pytest
 from golden_files import check_golden
 from graphs import check_all, compile_for, executables
 from sparse_kernels import arguments, source, words
+from test_sparse_2_4 import pruned
 
 import fusegraph as fg
 from codegen import best_schedule
@@ -88,7 +89,7 @@ def test_large_products_have_large_tiles() -> None:
     check_golden("sparse_hopper", kernel.source.code)
 
 
-@pytest.mark.parametrize("shape", [(70, 100, 136), (7, 40, 64), (65, 64, 72), (3, 24, 4 * 37 + 4)], ids=str)
+@pytest.mark.parametrize("shape", [(70, 100, 136), (7, 40, 64), (65, 64, 72), (3, 24, 148)], ids=str)
 @pytest.mark.usefixtures("preferred")
 def test_ragged_layers(shape: tuple[int, int, int]) -> None:
     graph = layer(*shape)
@@ -130,6 +131,19 @@ def test_no_parameter_is_pruned_in_every_call() -> None:
     assert any("would be packed in every call" in d.reason for d in planned.partition.decisions)
     assert sparse(plan(layer(64, 64, 128), Options(target=target("h200"), strict=True))) == 0
     assert sparse(plan(layer(64, 64, 128), Options(target=target("h200"), prepack=0))) == 0
+
+
+def test_sizes_that_vary_multiply_zeros() -> None:
+    g = fg.Graph("varies", io_dtype="bfloat16")
+    x, w = g.tensor("x", (fg.Dim("n", 1, 64), 64)), g.tensor("w", (24, 64), parameter=True)
+    g.output(x @ g.sparse_2_4(w).T, name="y")
+    executable = g.compile("cpu", target="sm_90a")
+    random = np.random.default_rng(0)
+    for rows in (3, 40):
+        arrays = [random.standard_normal(shape).astype("bfloat16") for shape in ((rows, 64), (24, 64))]
+        wanted = arrays[0].astype(np.float64) @ np.asarray(pruned(arrays[1])).astype(np.float64).T
+        found = np.asarray(executable(x=arrays[0], w=arrays[1])).astype(np.float64)
+        np.testing.assert_allclose(found, wanted, rtol=0.01, atol=0.05)
 
 
 @pytest.mark.usefixtures("preferred")
