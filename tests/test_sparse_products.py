@@ -44,8 +44,9 @@ def layer(
         w = g.sparse_2_4(values, g.constant(some_places(cols, terms), "places"))
     else:
         w = g.sparse_2_4(g.tensor("w", (cols, terms), parameter=True))
-    if end == "first":
-        g.output(w @ x.T, name="y")
+    if end.startswith("first"):
+        y = w @ x.T
+        g.output(g.relu(y + g.tensor("bias", (cols, 1))) if end.endswith("bias") else y, name="y")
         return g
     y = x @ w.T
     if end == "bias":
@@ -106,6 +107,7 @@ def test_every_kind_of_layer() -> None:
         layer(33, 72, 96, given=True),
         layer(20, 40, 24, "float16", given=True),
         layer(34, 72, 64, end="first"),
+        layer(35, 40, 64, end="first and bias"),
         layer(40, 136, 64, end="float"),
         layer(9, 72, 64, end="residual", batch=3),
     ]

@@ -199,15 +199,13 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
 
 
 def sparse_matmul(node: Node, first: Operand, second: Operand) -> Product:
-    """Returns the product of a matrix of which half is stored, whose rows are columns of the result, and the other
-    operand.
-    """
+    """Returns the product of a matrix of which half is stored, whose rows may be columns of the result."""
     values, x, _ = node.inputs
     *lead, terms = x.shape
 
     def strides(tensor: Tensor) -> tuple[int, ...]:
-        *over, last = broadcast_strides(tensor, node.output.shape)
-        return last, *over
+        found = broadcast_strides(tensor, node.output.shape)
+        return found if node.attributes["first"] else (*found[-1:], *found[:-1])
 
     a = Gather(first, (), first.strides[:1], first.strides[1:])
     b = Gather(second, (), second.strides[:-1], second.strides[-1:])

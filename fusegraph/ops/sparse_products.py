@@ -74,18 +74,26 @@ def unpacked(words: Array, rows: int, terms: int) -> Array:
 
 
 def _reference(
-    values: Array, x: Array, words: Array, dtype: Any = None, compute_dtype: str | None = None, origin: str = ""
+    values: Array,
+    x: Array,
+    words: Array,
+    dtype: Any = None,
+    compute_dtype: str | None = None,
+    first: bool = False,
+    origin: str = "",
 ) -> Array:
     terms = x.shape[-1]
     metadata = unpacked(words, values.shape[0], terms)
     whole = TABLE["sparse_2_4"].reference(values[:, : terms // 2], metadata)
-    return np.asarray(TABLE["matmul"].reference(x, whole.T, dtype))
+    operands = (whole, x.T) if first else (x, whole.T)
+    return np.asarray(TABLE["matmul"].reference(*operands, dtype))
 
 
 def _infer(types: Types, attributes: Attributes) -> TensorType:
     values, x, _ = types
     dtype = accumulator_result((x, values), attributes["dtype"])
-    return TensorType((*x.shape[:-1], values.shape[0]), dtype)
+    rows = values.shape[:1]
+    return TensorType((*rows, *x.shape[:-1]) if attributes["first"] else (*x.shape[:-1], *rows), dtype)
 
 
 #: Metadata (N, K / 2), places that ascend in every four, as wgmma takes them: (stages, blocks, 128) words.
@@ -100,14 +108,15 @@ WORDS = Op(
     as_stored=True,
 )
 #: The product of x (..., T, K) and the transpose of a matrix (N, K) of which values (N, K / 2) are stored: (..., T, N).
-#: Rows of the values may have more elements than K / 2: they are 0.  ``origin`` is the name of the node that it was.
+#: With ``first`` it is the matrix times the transpose of x, (N, T).  Rows of the values may have more elements than
+#: K / 2: they are 0.  ``origin`` is the name of the node that it was.
 SPARSE_MATMUL = Op(
     name="sparse_matmul",
     kind=Kind.CONTRACTION,
     role=Role.SPARSE_MATMUL,
     operands=("values", "x", "metadata"),
     integers=("metadata",),
-    attributes={"dtype": None, "compute_dtype": None, "origin": REQUIRED},
+    attributes={"dtype": None, "compute_dtype": None, "first": False, "origin": REQUIRED},
     infer=_infer,
     reference=_reference,
     products=lambda types, _: types[1].shape[-1] // 2,

@@ -144,8 +144,8 @@ def _weighed(graph: Graph, node: Node, product: _Product, options: Options) -> C
     assert not isinstance(words, tuple)
     metadata = sparse._add_tensor("metadata", words.shape, (words.shape[1] * words.shape[2], words.shape[2], 1), uint32)
     sparse.inputs = [values, sparse.tensors["x"], metadata]
-    origin = {**attributes, "origin": node.name}
-    sparse.outputs = [sparse.apply(SPARSE_MATMUL, tuple(sparse.inputs), origin)]
+    how = {**attributes, "first": product.first, "origin": node.name}
+    sparse.outputs = [sparse.apply(SPARSE_MATMUL, tuple(sparse.inputs), how)]
     cycles = {SPARSELY: estimates.cycles(sparse, options), DENSELY: estimates.cycles(dense, options)}
     preferred = SPARSELY if cycles[DENSELY] > MARGIN * cycles[SPARSELY] else DENSELY
     alike = f"{node.op.name} {[t.type for t in node.inputs]}"
@@ -163,12 +163,9 @@ class _Writer:
         if product.pruned not in self._packed:
             self._packed[product.pruned] = self._pack(rewrite, product.pruned)
         values, words = self._packed[product.pruned]
-        attributes = {"dtype": old.dtype, "compute_dtype": node.attributes["compute_dtype"], "origin": node.name}
+        attributes = {"dtype": old.dtype, "compute_dtype": node.attributes["compute_dtype"]}
+        attributes |= {"first": product.first, "origin": node.name}
         made = graph.apply(SPARSE_MATMUL, (values, rewrite.new[product.x], words), attributes)
-        if product.first:
-            named(made, node.name, "of rows")
-            rewrite.take_over(Node(TABLE["transpose"], (made,), {"perm": (1, 0)}, old), (made,))
-            return
         made.strides = old.strides
         graph._rename(made, old.name)
         rewrite.new[old] = made
