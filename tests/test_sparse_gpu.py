@@ -96,6 +96,7 @@ def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         layer(16, 2048, 2048),
         layer(33, 72, 96, given=True),
         layer(34, 72, 64, end="first"),
+        layer(136, 200, 256, end="first and bias"),
         layer(40, 136, 64, end="float"),
         layer(9, 72, 64, end="residual", batch=3),
     ]

@@ -135,6 +135,19 @@ def test_no_parameter_is_pruned_in_every_call() -> None:
     assert sparse(plan(layer(64, 64, 128), Options(target=target("h200"), prepack=0))) == 0
 
 
+@pytest.mark.usefixtures("preferred")
+def test_a_block_of_layers() -> None:
+    g = fg.Graph("block", io_dtype="bfloat16")
+    x, scale = g.tensor("x", (2, 20, 64)), g.tensor("scale", (64,), parameter=True)
+    w = [g.sparse_2_4(g.tensor(f"w{n}", s, parameter=True)) for n, s in enumerate(((96, 64), (96, 64), (64, 96)))]
+    normal = g.rmsnorm(x, scale, axes=2, epsilon=1e-5)
+    gated = g.swish(normal @ w[0].T) * (normal @ w[1].T)
+    g.output(x + gated @ w[2].T, name="y")
+    planned = plan(g, Options(target=target("sm_90a")))
+    assert (sparse(planned), len(planned.kernels)) == (3, 4)
+    check_all([g], arch="sm_90a")
+
+
 def test_sizes_that_vary_multiply_zeros() -> None:
     g = fg.Graph("varies", io_dtype="bfloat16")
     x, w = g.tensor("x", (fg.Dim("n", 1, 64), 64)), g.tensor("w", (24, 64), parameter=True)
