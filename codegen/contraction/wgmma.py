@@ -127,6 +127,7 @@ class _Renderer:
             (s.computes, f"the consumers compute {spec.a.operand.name} in registers"),
             (adds_up, f"tensor cores {cut}: those of a stage are added up in float32"),
             (s.pingpong, "ping-pong consumers: each computes every second tile of the block"),
+            (s.doubled, "each consumer multiplies 128 rows"),
             (s.split_k > 1, f"the {s.split_k} blocks of a cluster share the reduction of a tile"),
         )
         return [

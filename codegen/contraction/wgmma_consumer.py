@@ -196,7 +196,7 @@ class SparseProducts(MainLoop):
         place = block.rows.removesuffix(f" * {GROUP_ROWS}")
         w.line(f"uint32 kept[{self.s.pieces}];  // the metadata of a thread")
         with block.pieces():
-            at = place if self.s.pieces > 1 else "0"
+            at = "p" if self.s.pieces > 1 else "0"
             w.line(f"kept[{at}] = sparse_metadata(shared.metadata[stage.index][{place}][t]);")
         step, name = STEP_BYTES // k.itemsize, self.wgmma.replace("wgmma<", "wgmma_sparse<")
         with products(w, sums.partition("[")[0], (self.ring, "stage")):
@@ -245,8 +245,8 @@ def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
     block, w, s = loop.block, loop.w, loop.s
     w.line(f"registers_increase<{s.registers[1]}>();")
     w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
-    row = linear([("0" if s.pingpong else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
-    place = f"of {GROUP_ROWS} rows" if s.pingpong else "in the tile"
+    row = linear([("0" if s.pieces > 1 else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+    place = f"of {GROUP_ROWS} rows" if s.pieces > 1 else "in the tile"
     w.line(f"const int row = {row};  // of a thread's first result {place}")
     w.line(f"Ring<{s.stages}> stage;")
     results.epilogue.scalars()

@@ -46,7 +46,7 @@ PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 
 @dataclass(frozen=True)
 class WgmmaSchedule(Schedule):
-    """A tile of groups * 64 rows and ``tile_n`` columns a block.
+    """A tile of groups * 64 rows, or twice as many, and ``tile_n`` columns a block.
 
     groups        consumer warpgroups of a block, 1 to 3.
     pingpong      whether each of two consumers computes a tile of 128 rows by itself: while one runs the program on its
@@ -55,6 +55,7 @@ class WgmmaSchedule(Schedule):
     gather        whether the producer's threads, rather than TMA, gather operand A.
     producer_warpgroups  those that fill tiles of an operand that is computed or converted; 0 for none.
     computes      whether the consumers compute operand A in registers.
+    doubled       whether each of the consumers that share a tile multiplies 128 rows of it, of a sparse operand A.
     stages        of the ring, each 128 bytes along the reduction.
     blocks        of the grid: as many as the device has multiprocessors.
     split_k       blocks (a cluster) that share the reduction of a tile.
@@ -71,6 +72,7 @@ class WgmmaSchedule(Schedule):
     pingpong: bool = False
     producer_warpgroups: int = 0
     computes: bool = False
+    doubled: bool = False
 
     def operand_tiles(self, spec: ContractionSpec) -> OperandTiles:
         """Returns how the tiles of a spec come to shared memory."""
@@ -99,11 +101,11 @@ class WgmmaSchedule(Schedule):
     @property
     def pieces(self) -> int:
         """How many products of 64 rows cover a consumer's rows of a tile."""
-        return 2 if self.pingpong else 1
+        return 2 if self.pingpong or self.doubled else 1
 
     @property
     def tile_m(self) -> int:
-        return GROUP_ROWS * (self.pieces if self.pingpong else self.groups)
+        return GROUP_ROWS * self.pieces * (1 if self.pingpong else self.groups)
 
     @property
     def producers(self) -> int:

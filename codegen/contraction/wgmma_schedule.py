@@ -60,7 +60,7 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...
     """
     return in_order(
         _ranked(spec, target),
-        lambda s: (s.gather, s.producer_warpgroups, s.computes, s.pingpong, s.split_k > 1),
+        lambda s: (s.gather, s.producer_warpgroups, s.computes, s.pingpong, s.doubled, s.split_k > 1),
         first=BEST,
         hopeless=HOPELESS,
     )
@@ -168,6 +168,9 @@ def _shared(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, in_tur
         yield found
         if split_k == 1 and in_turn and even and tiles > s.blocks:
             yield replace(found, pingpong=True)
+        wide = _registers(spec, s.tile_n) > MOST_COLS_DOUBLED // 2
+        if split_k == 1 and s.groups == 2 and spec.metadata is not None and not wide:
+            yield replace(found, doubled=True)
 
 
 #: How many schedules are tried in any case.  And how many times as long as the best one a schedule of another kind may
@@ -183,6 +186,8 @@ BESIDE_BOTH = 24
 MOST_STAGES, IN_FLIGHT = 8, 192 * 1024
 #: Most columns of a ping-pong consumer: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
+#: The same of a consumer of 128 rows of a tile that two share: it has fewer values besides.
+MOST_COLS_DOUBLED = 192
 
 
 def _filled(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> bool:
@@ -228,6 +233,9 @@ def _most_stages(layout: Layout, target: Target) -> int:
 SHARE = 0.9
 #: Cycles of a consumer from its last product of a stage to the first of the next, besides those of adding up its sums.
 ADD_STAGE = 100.0
+#: The share of the L2 cache's rate that sparse products are counted with, which ask for up to twice as much of it as
+#: dense ones were ever measured to take.  Not measured.
+SPARSE_L2_SHARE = 0.7
 #: Cycles until the first bytes arrive from the L2 cache.
 LATENCY = 1500.0
 #: The share of memory's rate that all multiprocessors get; cycles until a stage arrives while others are asked for as
@@ -345,7 +353,8 @@ def instructions_of(program: Program | None) -> float:
 def _loading(layout: Layout, target: Target) -> float:
     """Returns the estimated cycles in which a stage is brought, as far as nothing is computed."""
     s, parts, k = layout.s, layout.parts, layout.parts.reduction
-    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / target.l2_rate
+    rate = SPARSE_L2_SHARE * target.l2_rate if k.sparse else target.l2_rate
+    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / rate
     if s.gather:
         return loads + s.tile_m * PIECES / 32 * GATHER * (ROUNDED if k.itemsize == 4 else 1.0)
     # TMA takes as long for a short row as for one of 128 bytes.
