@@ -102,8 +102,8 @@ class Family(Generic[SpecT]):
 class EstimatedFamily(Family[SpecT]):
     """A family that estimates how long its forms take: a clearly faster one is preferred to those in front of it.
 
-    The last form takes every spec, and is used for those that no other form takes; ``last_competes`` tells for which
-    others it is estimated beside them.
+    The last form takes every spec but those that only one form is for, and is used for those that no other form takes;
+    ``last_competes`` tells for which others it is estimated beside them.
     """
 
     last_competes: Callable[[SpecT], bool] = lambda spec: False
@@ -115,7 +115,7 @@ class EstimatedFamily(Family[SpecT]):
         first = tuple(taken.schedules(spec, target))
         yield from first[:FIRST]  # most callers want no more than the best one
         every = {form: tuple(form.schedules(spec, target)) for form in estimates if form is not taken}
-        if taken is not last and _cycles(last, spec, target) <= HOPELESS * estimates[taken]:
+        if taken is not last and _takes_at_most(last, HOPELESS * estimates[taken], spec, target):
             every[last] = tuple(last.schedules(spec, target))
         for schedules in every.values():
             yield from schedules[:OTHERS]
@@ -159,6 +159,14 @@ class EstimatedFamily(Family[SpecT]):
 def _cycles(form: Form[SpecT, Any], spec: SpecT, target: Target) -> float:
     assert form.cycles is not None
     return form.cycles(spec, target)
+
+
+def _takes_at_most(form: Form[SpecT, Any], cycles: float, spec: SpecT, target: Target) -> bool:
+    """Tells whether a form takes a spec, and is estimated to take no more than so many cycles."""
+    try:
+        return _cycles(form, spec, target) <= cycles
+    except Declined:
+        return False
 
 
 @lru_cache(1024)

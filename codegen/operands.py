@@ -56,6 +56,7 @@ class ReductionPanels:
     step      where batches are parts of one reduction: channels from one to the next.
     idle      the C condition, with the same placeholders, under which a phase has no taps at all; empty if all have.
     row       bytes of a row of a stage, of each part of its elements.
+    sparse    whether operand A has two of every four terms: a stage of it has half of the elements.
     """
 
     taps: tuple[int, ...]
@@ -67,6 +68,7 @@ class ReductionPanels:
     step: int = 0
     idle: str = ""
     row: int = ROW_BYTES
+    sparse: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -76,7 +78,7 @@ class ReductionPanels:
     @property
     def steps(self) -> int:
         """How many wgmma it takes to multiply a stage."""
-        return self.row // STEP_BYTES
+        return self.row // (STEP_BYTES * (1 + self.sparse))
 
     @property
     def chunks(self) -> int:
@@ -239,7 +241,8 @@ class ComputedOperand:
 class OperandTiles:
     """Both operands of a contraction, tile by tile: ``batch``, rows and cols are the spec's as the tiles see them.
 
-    Threads fill the tiles of a `TilePath` (`codegen.filled_tiles`); consumers compute a `ComputedOperand`.
+    Threads fill the tiles of a `TilePath` (`codegen.filled_tiles`); consumers compute a `ComputedOperand`.  metadata
+    are the words of a sparse operand A, 128 for 64 rows of a stage.
     """
 
     batch: tuple[int, ...]
@@ -248,3 +251,4 @@ class OperandTiles:
     reduction: ReductionPanels
     a: MappedOperand | Gathered | TilePath | ComputedOperand
     b: MappedOperand | TilePath
+    metadata: MappedOperand | None = None

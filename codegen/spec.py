@@ -319,6 +319,9 @@ class ContractionSpec(KernelSpec):
                               by the factors: the operands are then not rounded to their dtypes.
     terms                     limits on batch and reduction: where one is broken, operands have no elements.
     partials                  reductions of parts of the results.
+    metadata                  None, or operand A has two of every four neighbours along k, which are stored one after
+                              another: a's steps are those of the values that are stored.  The metadata are words of 32
+                              bits (stages of 64 terms, blocks of 64 rows, 128 threads) as wgmma takes them.
     results                   () if the program's row coordinates are the rows' own; else one for each, a limit on batch
                               and rows: the number is the coordinate, and where one is broken there is no result.
     """
@@ -340,6 +343,7 @@ class ContractionSpec(KernelSpec):
     results: tuple[Limit, ...] = ()
     others: tuple[Operand, ...] = ()
     partials: tuple[Partial, ...] = ()
+    metadata: Operand | None = None
 
     @property
     def row_chunk(self) -> int:
@@ -359,7 +363,8 @@ class ContractionSpec(KernelSpec):
     @property
     def arguments(self) -> tuple[Operand, ...]:
         """What the operands are read or computed from: the kernel's first arguments."""
-        return (*self.a.operands, *self.b.operands, *self.others)
+        last = () if self.metadata is None else (self.metadata,)
+        return (*self.a.operands, *self.b.operands, *self.others, *last)
 
     @property
     def products(self) -> int:

@@ -158,7 +158,7 @@ def operand_tiles(spec: ContractionSpec) -> OperandTiles:
     check_limits(spec)
     if spec.a.image is not None and spec.a.image.across:
         return _across(spec)
-    spec = _simplified(spec)
+    spec = simplified(spec)
     rows, batch = spec.m, spec.batch
     image = spec.a.image if spec.a.limits or len(rows) > 1 else None
     if len(rows) > 1 and image is None:
@@ -252,7 +252,7 @@ def _marked(text: str) -> str:
     return re.sub(r"\b[bt]\d\b", lambda name: f"{{{name[0]}}}", text)
 
 
-def _simplified(spec: ContractionSpec) -> ContractionSpec:
+def simplified(spec: ContractionSpec) -> ContractionSpec:
     """Returns the spec with dimensions merged that both operands step over alike; an image keeps its windows apart."""
     a, b = spec.a, spec.b
     batch, strides = collapse(spec.batch, [a.batch, b.batch], range(len(spec.batch)))

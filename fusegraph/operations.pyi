@@ -1540,6 +1540,25 @@ class Operations(_Known):
         """The positions along an axis that the elements of `topk` come from.
 
         dtype is that of the positions, int32 or int64.  It is made in one kernel with the elements themselves."""
+    def sparse_2_4(self, x: Operand, metadata: Operand | None = None, *, name: str | None = None) -> Tensor:
+        """x with two of every four neighbours along the last axis, the others being 0.  A four keeps its elements of the largest magnitude; of elements that are alike, the first.  NaN counts as
+        infinite.
+
+            With metadata, x (..., K / 2) has only the two elements of each four that are kept, in order; metadata has
+            the place from 0 to 3 of each, integers of any dtype, mostly uint2; those of a four ascend.  The result is then
+            (..., K), with zeros between.  x has floats or integers of 8 bits.  Raises ShapeError where the last axis has no
+            whole fours, and for metadata of another shape than x; DTypeError.
+
+            Products of 16-bit floats with such a parameter or constant run on the sparse tensor cores of Hopper, which
+            leave out products with the zeros: NaN and infinity there do not make the sum NaN."""
+    def sparse_2_4_mask(self, x: Operand, *, name: str | None = None) -> Tensor:
+        """Which elements sparse_2_4 keeps: true for two of every four neighbours along the last axis.  A four keeps its elements of the largest magnitude; of elements that are alike, the first.  NaN counts as
+        infinite.
+            Raises ShapeError and DTypeError as sparse_2_4 does."""
+    def sparse_2_4_compress(self, x: Operand, *, name: str | None = None) -> tuple[Tensor, Tensor]:
+        """(values, metadata) of what sparse_2_4 makes of x (..., K), as sparse_2_4 takes them: the two elements of
+        each four that are kept, in order, (..., K / 2), and their places, of uint2.  Raises ShapeError and DTypeError
+        as sparse_2_4 does."""
     def split(self, x: Tensor, parts: int | Sequence[int], axis: int = 0) -> list[Tensor]:
         """Returns slices of the tensor along an axis: ``parts`` equal ones, or ones of these sizes.
 

@@ -119,6 +119,11 @@ class Plan:
         return self.steps.note("algorithms")
 
     @property
+    def pruned(self) -> Mapping[str, float | None]:
+        """The share of its operand's norm that each node of 2:4 sparsity prunes away; None where that is not known."""
+        return self.steps.note("pruned")
+
+    @property
     def namesakes(self) -> Mapping[str, tuple[str, ...]]:
         """The names of nodes that were merged, as they compute the same, by the name of the one that is left."""
         return self.steps.note("namesakes")

@@ -254,6 +254,12 @@ def _scattered(reduction: str) -> Case:
 WINDOW = {"window": 3, "stride": 2, "padding": 1}
 _MODES = ("add", "max", "min", "amax", "norm1", "norm2", "avg", "var", "mul", "mul_no_zeros", "argmin", "argmax")
 
+
+def _sparse(g: fg.Graph, x: fg.Tensor) -> list[fg.Tensor]:
+    values, metadata = g.sparse_2_4_compress(x)
+    return [g.sparse_2_4(x), g.cast(g.sparse_2_4_mask(x), "float32"), values, g.sparse_2_4(values, metadata)]
+
+
 CASES: dict[str, Case] = {
     **dict(_drawn()),
     "random": lambda g, n, m: [g.rng_uniform(_x(g, n, m), 3, 1), g.rng_normal(_x(g, m, n, name="z"), 3, 2)],
@@ -280,6 +286,7 @@ CASES: dict[str, Case] = {
     "logsumexp": lambda g, n, m: g.logsumexp(_x(g, n, m), 1),
     "softmax_backward": lambda g, n, m: g.softmax_backward(_x(g, n, m, name="loss"), _x(g, n, m), 1),
     "log_softmax_backward": lambda g, n, m: g.log_softmax_backward(_x(g, n, m, name="loss"), _x(g, n, m), 1),
+    "sparse_2_4": lambda g, n: _sparse(g, _x(g, n, 24, dtype="bfloat16")),
     "layernorm": lambda g, n, m: g.layernorm(_x(g, n, m), _x(g, m, name="a"), _x(g, m, name="b"), 1, epsilon=0.1),
     "layernorm of known rows": lambda g, n: g.layernorm(
         _x(g, n, 768, dtype="bfloat16"), _x(g, 768, name="a"), _x(g, 768, name="b"), 1, epsilon=0.1

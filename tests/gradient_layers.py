@@ -339,6 +339,11 @@ def _activations() -> dict[str, list[Case]]:
     }
 
 
+def _pruned(t: torch.Tensor) -> torch.Tensor:
+    fours = t.unflatten(-1, (-1, 4))
+    return (fours * torch.zeros_like(fours).scatter(-1, fours.detach().abs().topk(2)[1], 1.0)).flatten(-2)
+
+
 #: op -> where it is differentiated.
 LAYERS: dict[str, list[Case]] = {
     **norms(),
@@ -374,6 +379,7 @@ LAYERS: dict[str, list[Case]] = {
         Case([normal(3, 4)], lambda t: t.logsumexp(1), {"axes": 1, "keepdims": False}),
         Case([normal(3, 4)], lambda t: t.logsumexp((0, 1), True), {"axes": None}),
     ],
+    "sparse_2_4": [Case([normal(3, 8)], _pruned)],
     "dropout": [Case([normal(20, 3)], None, {"seed": 1, "offset": 2, "probability": 0.3})],
     "dropout_backward": [Case([normal(20, 3)], None, {"seed": 1, "offset": 2, "probability": 0.3})],
     "rope": [

@@ -230,6 +230,7 @@ def test_the_text_in_a_pipe(file, capsys):
             "nodes",
             "simplified_away",
             "algorithms",
+            "pruned",
             "choices",
             "packed",
             "packing",

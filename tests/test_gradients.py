@@ -95,6 +95,7 @@ EXACT = frozenset(
     {"quotient", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "gen_index"}
     | {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "logical_and", "logical_or", "logical_not", "isnan"}
     | {"max_pool_index", "adaptive_max_pool_index", "sort_index", "topk_index", "cummax_index", "cummin_index"}
+    | {"sparse_2_4_mask"}
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 import fusegraph as fg
 from fusegraph.bench.workload import GraphWorkload
 from fusegraph.graph import Graph, Node
-from fusegraph.ops import TABLE, scatter_parts, sort_runs, winograd
+from fusegraph.ops import TABLE, scatter_parts, sort_runs, sparse_products, winograd
 from fusegraph.ops.base import Kind, Op, Role
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.ops.parts import PARTS
@@ -150,7 +150,12 @@ def test_other_questions_are_not():
 
 
 def _every() -> list[Op]:
-    inner = [x for module in (scatter_parts, sort_runs, winograd) for x in vars(module).values() if isinstance(x, Op)]
+    inner = [
+        x
+        for module in (scatter_parts, sort_runs, sparse_products, winograd)
+        for x in vars(module).values()
+        if isinstance(x, Op)
+    ]
     return [*TABLE.values(), *PARTS.values(), *inner, PARTIAL, NARROW, SIZE]
 
 

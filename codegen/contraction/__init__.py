@@ -10,7 +10,10 @@ simt   multiply-adds of single threads, any dtype, any strides, everywhere (`cod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
+from typing import TypeVar
 
 from codegen.bf16x6 import BF16X6
 from codegen.contraction import (
@@ -40,6 +43,8 @@ from codegen.spec import ContractionSpec
 from codegen.target import Target
 from codegen.tile_path import product_types
 
+T = TypeVar("T")
+
 
 def _coarse_wgmma(spec: ContractionSpec, schedule: WgmmaSchedule) -> int | None:
     if not wgmma_schedule.multiplied(spec, schedule)[0].startswith("float8"):
@@ -59,22 +64,43 @@ def _in_parts(spec: ContractionSpec) -> bool:
         return False
 
 
+def _dense(function: Callable[..., T]) -> Callable[..., T]:
+    """Returns a function of a form that takes no operand of which half is stored."""
+
+    @wraps(function)
+    def asked(spec: ContractionSpec, target: Target) -> T:
+        if spec.metadata is not None:
+            raise Declined("all terms are multiplied: wgmma alone takes an operand of which half is stored, if TMA can")
+        return function(spec, target)
+
+    return asked
+
+
 FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
     (
-        Form("thin", ThinSchedule, thin_schedule.schedules, thin.render, thin_schedule.cycles, cost=thin_schedule.cost),
+        Form(
+            "thin", ThinSchedule, _dense(thin_schedule.schedules), thin.render, _dense(thin_schedule.cycles),
+            cost=thin_schedule.cost,
+        ),
         Form(
             "wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma,
             cost=wgmma_schedule.cost,
         ),
         Form(
-            "mma", MmaSchedule, mma_schedule.schedules, mma.render, mma_schedule.cycles, _coarse_mma,
+            "mma", MmaSchedule, _dense(mma_schedule.schedules), mma.render, _dense(mma_schedule.cycles), _coarse_mma,
             cost=mma_schedule.cost,
         ),
-        Form("halo", HaloSchedule, halo_schedule.schedules, halo.render, halo_schedule.cycles),
-        Form("stem", StemSchedule, stem_schedule.schedules, stem.render, stem_schedule.cycles, cost=stem_schedule.cost),
-        Form("simt", SimtSchedule, simt_schedule.schedules, simt.render, simt_schedule.cycles, cost=simt_schedule.cost),
+        Form("halo", HaloSchedule, _dense(halo_schedule.schedules), halo.render, _dense(halo_schedule.cycles)),
+        Form(
+            "stem", StemSchedule, _dense(stem_schedule.schedules), stem.render, _dense(stem_schedule.cycles),
+            cost=stem_schedule.cost,
+        ),
+        Form(
+            "simt", SimtSchedule, _dense(simt_schedule.schedules), simt.render, _dense(simt_schedule.cycles),
+            cost=simt_schedule.cost,
+        ),
     ),
     last_competes=_in_parts,
 )  # fmt: skip

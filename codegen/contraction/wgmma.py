@@ -17,7 +17,14 @@ from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
 from codegen.contraction.wgmma_consumer import Turns, consumer, main_loop
 from codegen.contraction.wgmma_layout import GROUP, Layout, WgmmaSchedule
-from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, MappedWriter, OperandWriter, Parameter
+from codegen.contraction.wgmma_loads import (
+    GRID_CONSTANT,
+    Loads,
+    MappedWriter,
+    OperandWriter,
+    Parameter,
+    SparseWriter,
+)
 from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_producer import FilledWriter, GatheredWriter, producer
 from codegen.contraction.wgmma_results import results
@@ -70,6 +77,8 @@ class _Renderer:
             return OperandAWriter(self.loads, side, prologue)
         if isinstance(side, ScaledOperand):
             return ScaledWriter(self.loads, label, side, prologue.pointers, self.types[0])
+        if label == "a" and isinstance(side, MappedOperand) and self.parts.metadata is not None:
+            return SparseWriter(self.loads, side, prologue.name, self.types[0], self.parts.metadata)
         if isinstance(side, MappedOperand):
             return MappedWriter(self.loads, label, side, prologue.pointers, self.types[0])
         if isinstance(side, Gathered):
@@ -110,7 +119,7 @@ class _Renderer:
         """Returns the lines of the kernel's heading."""
         s, spec, batch = self.s, self.spec, self.block.batch
         k = self.parts.reduction
-        instruction = f"m64n{self.block.columns}k{STEP_BYTES // k.itemsize}"
+        instruction = f"m64n{self.block.columns}k{STEP_BYTES * (1 + k.sparse) // k.itemsize}"
         sizes = f"{spec.products} times " if spec.products > 1 else ""
         sizes += f"{batch} x " if batch > 1 else ""
         adds_up = adds_up_stages(spec, s) and not s.scales
@@ -118,10 +127,12 @@ class _Renderer:
         cut = "truncate sums" if split else "keep 14 bits of sums of fp8 products"
         multiplied = f"float, each {PRODUCTS} of {PART}" if split else self.types[0]
         optional = (
+            (k.sparse, f"{spec.a.operand.name} has two of every four terms: the others are not multiplied"),
             (s.computes, f"the consumers compute {spec.a.operand.name} in registers"),
             (adds_up, f"tensor cores {cut}: those of a stage are added up in float32"),
             (s.scales, "tensor cores multiply codes: the sums of a stage, times the factors, are added up in float32"),
             (s.pingpong, "ping-pong consumers: each computes every second tile of the block"),
+            (s.doubled, "each consumer multiplies 128 rows"),
             (s.split_k > 1, f"the {s.split_k} blocks of a cluster share the reduction of a tile"),
         )
         return [

@@ -43,7 +43,8 @@ class Block:
         )
         self.register_type = "int32" if spec.accumulate == "uint32" else "float"
         self.group = "group" if s.groups > 1 else "0"
-        self.rows = f"p * {GROUP_ROWS}" if s.pingpong else f"group * {GROUP_ROWS}" if s.groups > 1 else "0"
+        piece = "p" if s.pingpong else f"(group * {s.pieces} + p)" if s.doubled else "group" if s.groups > 1 else ""
+        self.rows = f"{piece} * {GROUP_ROWS}" if piece else "0"
         self.sum = "sum[p]" if s.pieces > 1 else "sum"
         self.n0 = f"n0 + rank * {s.part}" if s.split_k > 1 else "n0"
         self.writes = f"rank < {s.tile_n // s.part}" if s.part * s.split_k > s.tile_n else ""

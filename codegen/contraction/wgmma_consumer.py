@@ -260,10 +260,35 @@ class ComputedProducts(MainLoop):
         w.moved("stage", "previous")
 
 
+class SparseProducts(MainLoop):
+    """Products whose operand A has two of every four terms: each thread reads which they are, of all of a stage."""
+
+    def _multiply(self, sums: str, adds: str) -> None:
+        w, block, k = self.w, self.block, self.block.parts.reduction
+        place = block.rows.removesuffix(f" * {GROUP_ROWS}")
+        w.line(f"uint32 kept[{self.s.pieces}];  // the metadata of a thread")
+        with block.pieces():
+            at = "p" if self.s.pieces > 1 else "0"
+            w.line(f"kept[{at}] = sparse_metadata(shared.metadata[stage.index][{place}][t]);")
+        step, name = STEP_BYTES // k.itemsize, self.wgmma.replace("wgmma<", "wgmma_sparse<")
+        with products(w, sums.partition("[")[0], (self.ring, "stage")):
+            for kk in range(k.steps):
+                a = f"&shared.a[stage.index][{block.rows}][{kk * step}]"
+                b = f"&shared.b[stage.index][0][{2 * kk * step}]"
+                with block.pieces():
+                    w.line(f"{name}, {kk}>(")
+                    w.line(f"    {sums}, matrix_descriptor<{k.row // 2}>({a}, 16, {4 * k.row}),")
+                    of_b = f"matrix_descriptor<{k.row}>({b}, 16, {8 * k.row})"
+                    first = adds.partition(" || kk > 0")[0]
+                    w.line(f"    {of_b}, kept[{at}], {'true' if kk else first});")
+
+
 def main_loop(block: Block, types: tuple[str, str], operand_a: OperandWriter) -> MainLoop:
     """Returns what a consumer does with a stage."""
     if isinstance(operand_a, OperandAWriter):
         return ComputedProducts(block, types, operand_a)
+    if block.parts.reduction.sparse:
+        return SparseProducts(block, types)
     if types[0] == BF16X6:
         return SplitSums(block, types)
     if block.s.scales:
@@ -294,8 +319,8 @@ def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
     block, w, s = loop.block, loop.w, loop.s
     w.line(f"registers_increase<{s.registers[1]}>();")
     w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
-    row = linear([("0" if s.pingpong else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
-    place = f"of {GROUP_ROWS} rows" if s.pingpong else "in the tile"
+    row = linear([("0" if s.pieces > 1 else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
+    place = f"of {GROUP_ROWS} rows" if s.pieces > 1 else "in the tile"
     w.line(f"const int row = {row};  // of a thread's first result {place}")
     w.line(f"Ring<{s.stages}> stage;")
     results.epilogue.scalars()

@@ -19,6 +19,7 @@ from codegen.iteration import collapse, restrided
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles, round_up, tile_of
 from codegen.pipeline import barriers
 from codegen.scaled_tiles import ScaledOperand, scaled
+from codegen.sparse_tiles import BLOCK_ROWS, BLOCK_WORDS, sparse_tiles
 from codegen.spec import ContractionSpec, Gather, TensorMap
 from codegen.tile_path import TilePath
 from codegen.tiles import gathered, operand_tiles, tiled
@@ -48,7 +49,7 @@ PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
 
 @dataclass(frozen=True)
 class WgmmaSchedule(Schedule):
-    """A tile of groups * 64 rows and ``tile_n`` columns a block.
+    """A tile of groups * 64 rows, or twice as many, and ``tile_n`` columns a block.
 
     groups        consumer warpgroups of a block, 1 to 3.
     pingpong      whether each of two consumers computes a tile of 128 rows by itself: while one runs the program on its
@@ -59,6 +60,7 @@ class WgmmaSchedule(Schedule):
                   none.
     computes      whether the consumers compute operand A in registers.
     scales        whether operands are codes, and the sums of stages are multiplied by their factors.
+    doubled       whether each of the consumers that share a tile multiplies 128 rows of it, of a sparse operand A.
     stages        of the ring, each 128 bytes along the reduction.
     blocks        of the grid: as many as the device has multiprocessors.
     split_k       blocks (a cluster) that share the reduction of a tile.
@@ -76,11 +78,14 @@ class WgmmaSchedule(Schedule):
     producer_warpgroups: int = 0
     computes: bool = False
     scales: bool = False
+    doubled: bool = False
 
     def operand_tiles(self, spec: ContractionSpec) -> OperandTiles:
         """Returns how the tiles of a spec come to shared memory."""
         if self.computes or self.scales:
             return computed(spec) if self.computes else scaled(spec)
+        if spec.metadata is not None:
+            return sparse_tiles(spec)
         return filled(spec) if self.producer_warpgroups else gathered(spec) if self.gather else operand_tiles(spec)
 
     def tiles(self, parts: OperandTiles) -> int:
@@ -104,11 +109,11 @@ class WgmmaSchedule(Schedule):
     @property
     def pieces(self) -> int:
         """How many products of 64 rows cover a consumer's rows of a tile."""
-        return 2 if self.pingpong else 1
+        return 2 if self.pingpong or self.doubled else 1
 
     @property
     def tile_m(self) -> int:
-        return GROUP_ROWS * (self.pieces if self.pingpong else self.groups)
+        return GROUP_ROWS * self.pieces * (1 if self.pingpong else self.groups)
 
     @property
     def producers(self) -> int:
@@ -308,7 +313,13 @@ class Layout:
         second = second._replace(note=f"{s.tile_n} columns of each of {{b}}" if count > 1 else "")
         if isinstance(a, ComputedOperand):
             return Buffers((*(x.tile(s.tile_m, s.stages) for x in a.brought if not x.row), second))
-        return Buffers((self._tile("a", a, self.spec.a, s.tile_m), second))
+        first = self._tile("a", a, self.spec.a, s.tile_m)
+        if self.parts.metadata is None:
+            return Buffers((first, second))
+        half = first._replace(shape=(s.tile_m, self.parts.reduction.panel // 2))
+        blocks = (s.tile_m // BLOCK_ROWS, BLOCK_WORDS)
+        words = Buffer("metadata", "uint32", blocks, s.stages, align=CHUNK_BYTES, note="which terms {a} has")
+        return Buffers((half, second, words))
 
     def _tile(self, name: str, side: MappedOperand | Gathered | TilePath, gather: Gather, size: int) -> Buffer:
         k = self.parts.reduction

@@ -11,6 +11,7 @@ from codegen.contraction.wgmma_block import Block, tidy
 from codegen.iteration import coordinate, coordinates, linear, long
 from codegen.operands import ROW_BYTES, MappedOperand, panel_size, round_up
 from codegen.sizes import most
+from codegen.sparse_tiles import BLOCK_ROWS, BLOCK_WORDS
 from codegen.spec import TensorMap
 from codegen.tensor_map import box_bytes
 
@@ -158,15 +159,33 @@ class MappedWriter(OperandWriter):
         edge = loads.block.m if label == "a" else loads.block.n
         self._size, lines = edge.size, side.lines(edge.size, edge.total)
         across = side.width or panel_size(edge.size, k.itemsize)
-        box = (k.panel, lines) if side.along_k else (across, k.panel)
+        halved = k.sparse and label == "a"
+        panel, row = (k.panel // 2, ROW_BYTES // 2) if halved else (k.panel, ROW_BYTES)
+        box = (panel, lines) if side.along_k else (across, panel)
         # Tensor cores truncate floats to tf32; that TMA rounds them costs nothing.
         made = side.boxed(*box, element="tf32" if element == "tf32" else "")
         self._loads = TileLoads(loads, side, made, label, "m0" if label == "a" else "n0", edge.size)
         named = enumerate(self._maps, side.map.argument)
         parameters = [(GRID_CONSTANT + name, replace(made, argument=n)) for n, name in named]
-        super().__init__(loads.block, parameters, ROW_BYTES * lines * len(tensors), side.im2col and side.along_k)
+        super().__init__(loads.block, parameters, row * lines * len(tensors), side.im2col and side.along_k)
 
     def load(self) -> None:
         coordinates(self.w, "int", "p", "c", self._side.pixels)
         for number, name in enumerate(self._maps):
             self._loads.write(name, number * self._size)
+
+
+class SparseWriter(OperandWriter):
+    """An operand A of which half is stored, and the metadata beside it."""
+
+    def __init__(self, loads: Loads, side: MappedOperand, tensor: str, element: str, metadata: MappedOperand) -> None:
+        self._values, rows = MappedWriter(loads, "a", side, [tensor], element), loads.block.m.size
+        self._name = loads.w.names.unique(tensor, "_metadata_map")
+        made = replace(metadata.map, box=(BLOCK_WORDS, rows // BLOCK_ROWS, 1))
+        self._loads = TileLoads(loads, metadata, made, "metadata", "m0", rows)
+        parameters = [*self._values.parameters, (GRID_CONSTANT + self._name, made)]
+        super().__init__(loads.block, parameters, self._values.bytes + box_bytes(made))
+
+    def load(self) -> None:
+        self._values.load()
+        self._loads.write(self._name)

@@ -27,7 +27,7 @@ class WgmmaPartials(Partials):
     @property
     def _row(self) -> str:
         """A thread's first row."""
-        return f"m0 + {self.block.rows} + row" if self.s.pingpong else "m0 + row"
+        return f"m0 + {self.block.rows} + row" if self.s.pieces > 1 else "m0 + row"
 
     def begin_tile(self) -> None:
         """Declares a thread's values of its two rows."""

@@ -126,7 +126,7 @@ class Results:
         have no place.
         """
         w, layout, spec, m = self.w, self.layout, self.block.spec, self.block.m
-        position = f"m0 + {self.block.rows} + {position}" if self.s.pingpong else f"m0 + {position}"
+        position = f"m0 + {self.block.rows} + {position}" if self.s.pieces > 1 else f"m0 + {position}"
         w.line(f"const {self.t} m = {m.held(position) if held else position};")
         batch, rows = self._batch, ["m"]
         if len(layout.rows) > 1:
@@ -383,7 +383,7 @@ class CarriedResults(StagedResults):
     def carried(self, row: str, column: str = "", *, held: bool = False) -> tuple[list[str], list[str]]:
         """Writes a consumer's row r and its chunk's column n; returns what `_row` returns, the column included."""
         self.w.line(f"const int r = {row}{f', c = {column}' if column else ''};")
-        tall = self.s.pingpong or self.s.groups == 1
+        tall = self.s.pieces > 1 or self.s.groups == 1
         place, absent = self._row("r" if tall else f"{self.block.rows} + r", held=held)
         self.w.line(f"const {self.t} n = {self.n0} + chunk * {self.layout.chunk}{' + c' if column else ''};")
         return [*place, "n"], absent

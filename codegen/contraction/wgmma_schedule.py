@@ -19,6 +19,7 @@ from codegen.filled_tiles import filled
 from codegen.operands import ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
 from codegen.ranking import in_order
 from codegen.scaled_tiles import ScaledOperand, scaled
+from codegen.sparse_tiles import sparse_tiles
 from codegen.spec import ContractionSpec
 from codegen.target import Target
 from codegen.tile_path import TilePath, held_registers, product_types
@@ -74,7 +75,7 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[WgmmaSchedule, ...
     """
     return in_order(
         _ranked(spec, target),
-        lambda s: (s.gather, s.producer_warpgroups, s.computes, s.scales, s.pingpong, s.split_k > 1),
+        lambda s: (s.gather, s.producer_warpgroups, s.computes, s.scales, s.pingpong, s.doubled, s.split_k > 1),
         first=BEST,
         hopeless=HOPELESS,
     )
@@ -109,16 +110,17 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
     ranked: list[tuple[float, WgmmaSchedule]] = []
     has_prologue = spec.bf16x6 or any(gather.program is not None for gather in (spec.a, spec.b))
     reason = Declined("no tile fits the shared memory of a block")
-    for form in (scaled, operand_tiles, gathered, computed, filled):
+    dense = (scaled, operand_tiles, gathered, computed, filled)
+    for form in dense if spec.metadata is None else (sparse_tiles,):
         if form is filled and any(s.computes or s.scales for _, s in ranked):
             continue  # always slower
         try:
-            if form in (operand_tiles, gathered):
+            if form in (operand_tiles, gathered, sparse_tiles):
                 operand_types(spec)
             parts = form(spec)
         except Declined as refusal:
             # Where threads must bring an operand, the reason why they cannot says more.
-            reason = refusal if form is operand_tiles or (form is filled and has_prologue) else reason
+            reason = refusal if form in (operand_tiles, sparse_tiles) or (form is filled and has_prologue) else reason
             continue
         if form is filled and has_prologue:
             reason = Declined("threads cannot fill a tile that fits the shared memory and registers of a block")
@@ -188,6 +190,9 @@ def _shared(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, in_tur
         yield found
         if split_k == 1 and in_turn and even and tiles > s.blocks:
             yield replace(found, pingpong=True)
+        wide = _registers(spec, s.tile_n) > MOST_COLS_DOUBLED // 2
+        if split_k == 1 and s.groups == 2 and spec.metadata is not None and not wide:
+            yield replace(found, doubled=True)
 
 
 #: How many schedules are tried in any case.  And how many times as long as the best one a schedule of another kind may
@@ -203,6 +208,8 @@ BESIDE_BOTH = 24
 MOST_STAGES, IN_FLIGHT = 8, 192 * 1024
 #: Most columns of a ping-pong consumer: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
+#: The same of a consumer of 128 rows of a tile that two share: it has fewer values besides.
+MOST_COLS_DOUBLED = 192
 
 
 def _filled(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> bool:
@@ -250,6 +257,9 @@ SHARE = 0.9
 ADD_STAGE = 100.0
 #: The instructions of a sum that has a factor of its own, to one of a sum that is only added.
 ADD_SCALED = 2.25
+#: The share of the L2 cache's rate that sparse products are counted with, which ask for up to twice as much of it as
+#: dense ones were ever measured to take.  Not measured.
+SPARSE_L2_SHARE = 0.7
 #: Cycles until the first bytes arrive from the L2 cache.
 LATENCY = 1500.0
 #: The share of memory's rate that all multiprocessors get; cycles until a stage arrives while others are asked for as
@@ -326,6 +336,17 @@ def _split_traffic(layout: Layout) -> float:
     return layout.ring.stage_bytes + lines * TERMS * 4 + read
 
 
+def _sparse_traffic(layout: Layout) -> float:
+    """Returns the bytes that shared memory moves for a stage of a sparse operand A.
+
+    Each product of 64 rows reads half as much of A as of as many terms of B, in half of the time that a dense one
+    takes: shared memory is busy all the while.  What TMA writes meanwhile is counted by half: that is not measured.
+    """
+    s, k = layout.s, layout.parts.reduction
+    read = s.tile_m // GROUP_ROWS * (GROUP_ROWS // 2 + s.tile_n) * k.row
+    return read + layout.ring.stage_bytes / 2
+
+
 def _computing(layout: Layout) -> float:
     """Returns the estimated cycles in which the consumers compute the four fragments of a stage; 0 if they do not.
 
@@ -358,7 +379,8 @@ def instructions_of(program: Program | None) -> float:
 def _loading(layout: Layout, target: Target) -> float:
     """Returns the estimated cycles in which a stage is brought, as far as nothing is computed."""
     s, parts, k = layout.s, layout.parts, layout.parts.reduction
-    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / target.l2_rate
+    rate = SPARSE_L2_SHARE * target.l2_rate if k.sparse else target.l2_rate
+    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / rate
     if s.gather:
         return loads + s.tile_m * PIECES / 32 * GATHER * (ROUNDED if k.itemsize == 4 else 1.0)
     # TMA takes as long for a short row as for one of 128 bytes.
@@ -386,6 +408,8 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     factors = parts.b.factors if isinstance(parts.b, ScaledOperand) else None
     apart = factors is not None and factors.together(s.tile_n) == 1
     products = s.tile_m * taken * k.row / (target.wgmma * 2) / SHARE
+    if k.sparse:
+        products = max(products / 2, _sparse_traffic(layout) / SHARED_RATE)
     if k.row == ROW:
         products = max(PRODUCTS * products, _split_traffic(layout) / SHARED_RATE)
     if adds_up_stages(spec, s):

@@ -25,13 +25,16 @@ struct Accumulators {
     uint32* values;
 };
 
+struct Product;
+
 // What the threads of a warpgroup must agree on.
 struct Instruction {
-    void (*run)(Accumulators&, const unsigned char (*a)[32], const unsigned char (*b)[32]);
+    void (*run)(Accumulators&, const Product&);
     uint64 a, b;  // descriptors
     int columns;
     bool integers, accumulate, a_in_registers, transpose_a, transpose_b;
     Where where;
+    int selector = -1;  // of the lanes with the metadata of a sparse A; -1 if A is not
 };
 
 struct Product {
@@ -40,6 +43,8 @@ struct Product {
     unsigned long long group;
     unsigned char a[64][32], b[256][32];  // rows of A, columns of B
     const uint32* registers[128];         // from which A was read, if it was
+    unsigned char behind[256][32];        // of a sparse A: the second half of the columns of B
+    uint32 metadata[128];                 // and what the threads brought
 };
 
 // What a warpgroup has issued and not waited for.
@@ -54,6 +59,7 @@ struct Issue {
     Instruction instruction;
     uint32* d;
     const uint32* a;
+    uint32 metadata = 0;
 };
 
 inline Products& products_of(Thread* first) {
@@ -128,14 +134,55 @@ inline void read_tile(unsigned char (*to)[32], uint64 descriptor, int rows, bool
         }
 }
 
-inline void read_operands(const Instruction& of, unsigned char (*a)[32], unsigned char (*b)[32], bool first_read) {
+inline void read_operands(const Instruction& of, unsigned char (*a)[32], unsigned char (*b)[32],
+                          unsigned char (*behind)[32], bool first_read) {
     if (!of.a_in_registers) read_tile(a, of.a, 64, of.transpose_a, first_read, "A", of.where);
     read_tile(b, of.b, of.columns, of.transpose_b, first_read, "B", of.where);
+    if (of.selector >= 0) read_tile(behind, of.b + 2, of.columns, of.transpose_b, first_read, "B", of.where);
+}
+
+// The places of the two terms that a row of a sparse A has of its `four`-th four terms.
+inline void find_places(const Product& product, int row, int four, int (&places)[2]) {
+    const int selector = product.instruction.selector;
+    const int thread = row / 16 * 32 + row % 8 * 4 + 2 * selector + four / 4;
+    const uint32 bits = product.metadata[thread] >> (row / 8 % 2 * 16 + four % 4 * 4) & 15;
+    places[0] = int(bits & 3), places[1] = int(bits >> 2);
+    if (places[0] >= places[1])
+        fail(product.instruction.where, "thread %d has metadata 0x%08x: terms %d and %d of row %d do not ascend", thread,
+             product.metadata[thread], places[0], places[1], row);
+}
+
+// d += A B, four columns at once as in `multiply`: only the terms that a row has are multiplied, as tensor cores do it.
+template <class A, class B, class D>
+void run_sparse(Accumulators& to, const Product& product) {
+    constexpr int terms = 32, kept = 16, most = 256;
+    typedef D Four __attribute__((vector_size(4 * sizeof(D))));
+    Four of_terms[terms][most / 4];
+    for (int n = 0; n < to.columns; ++n)
+        for (int k = 0; k < terms; ++k)
+            of_terms[k][n / 4][n % 4] = MmaOperand<B>::value(k < 16 ? product.b[n] + 2 * k : product.behind[n] + 2 * k - 32);
+    for (int row = 0; row < 64; ++row) {
+        D operands[kept];
+        int place[kept];
+        for (int k = 0; k < kept; ++k) operands[k] = MmaOperand<A>::value(product.a[row] + 2 * k);
+        for (int four = 0; four < 8; ++four) {
+            int places[2];
+            find_places(product, row, four, places);
+            for (int n = 0; n < 2; ++n) place[2 * four + n] = 4 * four + places[n];
+        }
+        D* d = reinterpret_cast<D*>(to.values) + row * to.columns;
+        for (int n = 0; n < to.columns; n += 4) {
+            Four sums;
+            memcpy(&sums, d + n, sizeof sums);
+            for (int k = 0; k < kept; ++k) sums += operands[k] * of_terms[place[k]][n / 4];
+            memcpy(d + n, &sums, sizeof sums);
+        }
+    }
 }
 
 template <class A, class B, class D>
-void run_product(Accumulators& to, const unsigned char (*a)[32], const unsigned char (*b)[32]) {
-    multiply<A, B>(reinterpret_cast<D*>(to.values), a, b, 64, to.columns);
+void run_product(Accumulators& to, const Product& product) {
+    multiply<A, B>(reinterpret_cast<D*>(to.values), product.a, product.b, 64, to.columns);
 }
 
 // ---- accumulators
@@ -205,7 +252,7 @@ inline void give_back(Accumulators& accumulators, Products& products, const Wher
 
 inline void check_agreement(const Instruction& first, const Instruction& other, int thread) {
     if (other.run == first.run && other.columns == first.columns && other.accumulate == first.accumulate &&
-        other.a == first.a && other.b == first.b)
+        other.a == first.a && other.b == first.b && other.selector == first.selector)
         return;
     fail(first.where,
          "threads 0 and %d of the warpgroup disagree: descriptors 0x%016llx, 0x%016llx and 0x%016llx, 0x%016llx, "
@@ -241,16 +288,19 @@ inline void complete_wgmma(Thread* threads, unsigned) {
             product.registers[thread] = brought(thread).a;
             for (int r = 0; r < 4; ++r) memcpy(of_register(product, thread, r), &brought(thread).a[r], 4);
         }
-    read_operands(instruction, product.a, product.b, true);
+    for (int thread = 0; thread < 128; ++thread) product.metadata[thread] = brought(thread).metadata;
+    read_operands(instruction, product.a, product.b, product.behind, true);
 }
 
 inline void finish(Product& product, Products& products, const Where& where) {
     const Instruction& instruction = product.instruction;
     Accumulators& to = *product.to;
-    unsigned char a[64][32], b[256][32];
-    read_operands(instruction, a, b, false);
+    unsigned char a[64][32], b[256][32], behind[256][32];
+    read_operands(instruction, a, b, behind, false);
     const bool a_changed = !instruction.a_in_registers && __builtin_memcmp(a, product.a, sizeof a);
-    if (a_changed || __builtin_memcmp(b, product.b, 32 * to.columns))
+    const bool sparse = instruction.selector >= 0;
+    if (a_changed || __builtin_memcmp(b, product.b, 32 * to.columns) ||
+        (sparse && __builtin_memcmp(behind, product.behind, 32 * to.columns)))
         fail(instruction.where, "the shared memory that it reads was written before wgmma_wait");
     if (instruction.a_in_registers)
         for (int thread = 0; thread < 128; ++thread)
@@ -259,7 +309,7 @@ inline void finish(Product& product, Products& products, const Where& where) {
                     fail(instruction.where, "a[%d] of thread %d of the warpgroup was written before wgmma_wait", r,
                          thread);
     if (!instruction.accumulate) memset(to.values, 0, 64 * to.columns * sizeof(uint32));
-    instruction.run(to, product.a, product.b);
+    instruction.run(to, product);
     if (--to.unfinished == 0) give_back(to, products, where);
 }
 
@@ -345,5 +395,17 @@ inline void wgmma(D (&d)[N / 2], const uint32 (&a)[4], uint64 b, bool accumulate
         reinterpret_cast<uint32*>(d), a};
     issue.instruction.a_in_registers = true;
     issue.instruction.transpose_b = TransposeB;
+    fusegraph_cpu::meet_warpgroup(&issue, &fusegraph_cpu::complete_wgmma, issue.instruction.where);
+}
+
+template <class A, class B, int N, int Selector, class D>
+inline void wgmma_sparse(D (&d)[N / 2], uint64 a, uint64 b, uint32 metadata, bool accumulate, FUSEGRAPH_WHERE) {
+    static_assert(fusegraph_cpu::MmaOperand<A>::size == 2, "elements of 16 bits");
+    static_assert(Selector == 0 || Selector == 1, "the first or the second two of every four lanes");
+    fusegraph_cpu::Issue issue{
+        fusegraph_cpu::wgmma_instruction<A, B, N, D>(a, b, accumulate, {"wgmma_sparse", file, line}),
+        reinterpret_cast<uint32*>(d), nullptr, metadata};
+    issue.instruction.run = &fusegraph_cpu::run_sparse<A, B, D>;
+    issue.instruction.selector = Selector;
     fusegraph_cpu::meet_warpgroup(&issue, &fusegraph_cpu::complete_wgmma, issue.instruction.where);
 }

@@ -15,6 +15,9 @@ __device__ __forceinline__ uint64 matrix_behind(uint64 descriptor, int bytes) {
     return (descriptor & 0xffffffff00000000u) | (uint32(descriptor) + uint32(bytes >> 4));
 }
 
+// Returns the metadata of rows of a sparse operand: of rows that do not exist it is 0, which no product takes.
+__device__ __forceinline__ uint32 sparse_metadata(uint32 word) { return word ? word : 0x44444444u; }
+
 #ifdef FUSEGRAPH_CPU
 #include "wgmma_on_cpu.h"
 #else
@@ -106,6 +109,16 @@ __device__ __forceinline__ void wgmma(D (&d)[N / 2], const uint32 (&a)[4], uint6
     Wgmma<N>::template run<A, B, TransposeB>(d, a, b, accumulate);
 }
 
+// The same of an A that has two of every four neighbours along the sum (2:4 sparsity), elements of 16 bits: of 32 terms
+// its tile has the 16 that are kept, in order, where B has all 32, 64 bytes.  Lanes 2 * Selector and 2 * Selector + 1 of
+// every four have the metadata: lane l of warp w that of rows 16 * w + l / 4, in the lower half of the word, and 8 rows
+// further, in the upper half, of terms 16 * (l & 1) to 16 * (l & 1) + 15.  Four bits are those of four terms: which two
+// they are, the lower one first; they differ.
+template <class A, class B, int N, int Selector, class D>
+__device__ __forceinline__ void wgmma_sparse(D (&d)[N / 2], uint64 a, uint64 b, uint32 metadata, bool accumulate) {
+    Wgmma<N>::template run_sparse<A, B, Selector>(d, a, b, metadata, accumulate);
+}
+
 // All N are spelled out as macros because the compiler would take 30 ms over the functions, and nothing over these.
 #define FUSEGRAPH_WGMMA(N) FUSEGRAPH_WGMMA_##N
 #define WGMMA_SHAPE(N, i0, i1, i2, i3, i4, i5, i6, i7, i8)           \
@@ -113,7 +126,21 @@ __device__ __forceinline__ void wgmma(D (&d)[N / 2], const uint32 (&a)[4], uint6
     struct Wgmma<N> {                                                \
         WGMMA_RUN(N, float, "+f", i0, i1, i2, i3, i4, i5, i6, i7, i8) \
         WGMMA_RUN(N, int32, "+r", i0, i1, i2, i3, i4, i5, i6, i7, i8) \
+        WGMMA_RUN_SPARSE(N, i0, i1, i2, i3, i4, i5, i6)              \
     };
+#define WGMMA_RUN_SPARSE(N, i0, i1, i2, i3, i4, i5, i6)                                                          \
+    template <class A, class B, int Selector>                                                                    \
+    static __device__ __forceinline__ void run_sparse(float (&d)[N / 2], uint64 a, uint64 b, uint32 metadata,     \
+                                                      bool accumulate) {                                         \
+        static_assert(sizeof(A) == 2 && (Selector == 0 || Selector == 1), "elements of 16 bits");                 \
+        asm volatile(                                                                                            \
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %" #i0 ", 0;\n"                                                    \
+            "wgmma.mma_async.sp.sync.aligned.m64n" #N "k32%" #i1 " {" WGMMA_NAMES_##N "}, %" #i4 ", %" #i3         \
+            ", %" #i5 ", %" #i6 ", p%" #i2 ";\n}"                                                                \
+            : WGMMA_REGISTERS_##N("+f")                                                                          \
+            : "r"(int32(accumulate)), "C"(MatrixProduct<A, B>::types), "C"(WgmmaTail<A, B, 0, 0>::text), "l"(b),  \
+              "l"(a), "r"(metadata), "n"(Selector));                                                             \
+    }
 #define WGMMA_RUN(N, D, REGISTER, i0, i1, i2, i3, i4, i5, i6, i7, i8)                                            \
     template <class A, class B, int TransposeA, int TransposeB>                                                  \
     static __device__ __forceinline__ void run(D (&d)[N / 2], uint64 a, uint64 b, bool accumulate) {             \

@@ -25,7 +25,7 @@ from codegen import KernelSpec, Schedule, best_schedule, render, schedule_data, 
 from codegen.canonical import canonical
 from codegen.spec import KernelSource
 from codegen.target import Target
-from fusegraph.engines.scratch import random_array
+from fusegraph.engines.scratch import array_like
 from fusegraph.errors import DeviceError, FusegraphError, shown
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group
@@ -270,7 +270,7 @@ class DeviceStopwatch:
 
     def __init__(self, tensors: Sequence[Tensor], device: int = 0) -> None:
         self._device = device
-        self._arrays = [random_array(t.shape, t.strides, t.dtype, device, seed) for seed, t in enumerate(tensors)]
+        self._arrays = [array_like(t, device, seed) for seed, t in enumerate(tensors)]
         self._timer = ColdTimer(device)
 
     def __call__(self, source: KernelSource, compiled: nvrtc.CompiledKernel) -> Callable[[], float]:

@@ -24,7 +24,7 @@ import numpy as np
 from codegen.canonical import canonical
 from codegen.target import Target
 from fusegraph.engines.plans import Planner, graph_key
-from fusegraph.engines.scratch import random_array
+from fusegraph.engines.scratch import array_like
 from fusegraph.errors import FusegraphError
 from fusegraph.graph import Graph, Tensor
 from fusegraph.lowering.base import Options
@@ -235,9 +235,7 @@ class DeviceClock:
         indices = {t.base for k in kernels for t in k.group.positions}  # kernels do nothing at those out of range
         values = {t: np.zeros(t.shape, t.dtype.numpy) if t in indices else t.value for t in bases}
         arrays = {
-            t: random_array(t.shape, t.strides, t.dtype, self._device, seed)
-            if value is None
-            else to_device(value, self._device)
+            t: array_like(t, self._device, seed) if value is None else to_device(value, self._device)
             for seed, (t, value) in enumerate(values.items())
         }
         steps: list[tuple[Launch, list[int]]] = []

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from fusegraph.dtypes import DType
 from fusegraph.layout import extent
-from fusegraph.ops.base import Array
+from fusegraph.ops.base import Array, Role
 from fusegraph.ops.convert import from_reference
 from fusegraph.runtime import driver
 from fusegraph.runtime.arrays import DeviceArray, cuda_device
+from fusegraph.tensor import Tensor
 
 #: How many random elements are made on the host; larger arrays repeat them, which does not change the timing.
 BLOCK = 1 << 22
@@ -36,6 +38,19 @@ def random_array(
         filled += step
     driver.synchronize(0, device)
     return DeviceArray(buffer.pointer, tuple(shape), tuple(strides), dtype, cuda_device(device), buffer)
+
+
+def array_like(tensor: Tensor, device: int = 0, seed: int = 0) -> DeviceArray:
+    """Returns a random array like a tensor; zeros for metadata of sparse products, which are no numbers.
+
+    Kernels take these for valid ones.
+    """
+    array = random_array(tensor.shape, tensor.strides, tensor.dtype, device, seed)
+    graph: Any = tensor.graph
+    if any(n.op.role is Role.SPARSE_MATMUL and tensor in n.inputs[2:] for n in graph.consumers(tensor)):
+        driver.memset(array.pointer, 0, tensor.nbytes, device)
+        driver.synchronize(0, device)
+    return array
 
 
 @lru_cache(maxsize=64)

@@ -48,6 +48,7 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
     anchors = view.anchors
     anchor = anchors[0]
     choices = _check_products(view, anchors, options)
+    _check_sparse(view, anchors)
     shape = anchor.output.shape
     behind = prologue.behind(view, anchors)
     after = set(anchors)
@@ -154,6 +155,19 @@ def _check_products(view: GroupView, anchors: Sequence[Node], options: Options) 
     return choices
 
 
+def _check_sparse(view: GroupView, anchors: Sequence[Node]) -> None:
+    """Raises Declined for what is not fused with a product of which an operand is half stored."""
+    anchor = next((n for n in anchors if n.op.role is Role.SPARSE_MATMUL), None)
+    if anchor is None:
+        return
+    if len(anchors) > 1:
+        raise Declined(f"{anchor.name!r} is on sparse tensor cores: one product a kernel")
+    if view.before(anchor.inputs):
+        raise Declined(f"{anchor.name!r} is on sparse tensor cores, which read operands as they lie in memory")
+    if any(n.op.role is Role.PARTIAL for n in view.nodes):
+        raise Declined(f"{anchor.name!r} is on sparse tensor cores: its results are not reduced in parts")
+
+
 def accumulator(node: Node, real: str) -> str:
     """Returns the C type of the sum of products: the floats' compute type, or uint32 or uint64, which wrap around."""
     common = node.op.operand_dtypes(tuple(t.type for t in node.inputs))[0]
@@ -184,8 +198,23 @@ def matmul(node: Node, first: Operand, second: Operand) -> Product:
     return Product(batch, (m,), (n,), (k,), gather_a, gather_b, strides)
 
 
+def sparse_matmul(node: Node, first: Operand, second: Operand) -> Product:
+    """Returns the product of a matrix of which half is stored, whose rows may be columns of the result."""
+    values, x, _ = node.inputs
+    *lead, terms = x.shape
+
+    def strides(tensor: Tensor) -> tuple[int, ...]:
+        found = broadcast_strides(tensor, node.output.shape)
+        return found if node.attributes["first"] else (*found[-1:], *found[:-1])
+
+    a = Gather(first, (), first.strides[:1], first.strides[1:])
+    b = Gather(second, (), second.strides[:-1], second.strides[-1:])
+    return Product((), values.shape[:1], tuple(lead), (terms,), a, b, strides)
+
+
 _PRODUCTS: dict[Role | None, Callable[[Node, Operand, Operand], Product]] = {
     Role.MATMUL: matmul,
+    Role.SPARSE_MATMUL: sparse_matmul,
     Role.FPROP: convolution.fprop,
     Role.DGRAD: convolution.dgrad,
     Role.WGRAD: convolution.wgrad,
@@ -197,7 +226,7 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
 
     For a contraction in parts (`ops.parts`) it is the product of a part, the parts being its first batch dimension.
     """
-    a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs)
+    a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs[:2])
     whole = _whole(anchor, first or a, second or b)
     if "parts" not in anchor.attributes:
         return whole
@@ -246,15 +275,15 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     anchor, *more = anchors
     a, b, *others = (
         Operand(t.name, t.dtype, t.strides, view.alignment(t, options))
-        for t in (*anchor.inputs, *(node.inputs[1] for node in more))
+        for t in (*anchor.inputs[:2], *(node.inputs[1] for node in more))
     )
     least = min(op.alignment for op in (b, *others))
     b = replace(b, alignment=least)
     whole = divided(view, options, anchor, partial(_whole, anchor))
     found = product(anchor, a, b) if whole is None else whole.product(_whole(anchor, a, b), _part)
     operands = [found.a, found.b]
-    reads: list[tuple[Tensor, ...]] = [(t,) for t in anchor.inputs]
-    for n, operand in enumerate(anchor.inputs):
+    reads: list[tuple[Tensor, ...]] = [(t,) for t in anchor.inputs[:2]]
+    for n, operand in enumerate(anchor.inputs[:2]):
         if whole is not None and prologue.before(view, operand):
             operands[n], reads[n] = whole.computed(n, operands[n], _whole(anchor, a, b))
         elif prologue.before(view, operand):
@@ -266,7 +295,8 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
                 return (moved.a, moved.b)[n]
 
             operands[n], reads[n] = prologue.computed(view, options, operand, operands[n], gather_of)
-    reads.append(tuple(node.inputs[1] for node in more))
+    reads.append((*(node.inputs[1] for node in more), *anchor.inputs[2:]))
+    words = [Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in anchor.inputs[2:]]
     halves = {node.output: node for node in view.nodes if node.op.role is Role.PARTIAL}
     own_view = prologue.epilogue_view(view, anchors)
     builder = RowsBuilder(own_view, options, lambda t: () if t in halves else found.strides(t), *anchors)
@@ -299,6 +329,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         results=found.results,
         others=tuple(replace(op, alignment=least) for op in others),
         partials=tuple(parts),
+        metadata=words[0] if words else None,
     )
     writes = (*(t for t in writes if t not in halves), *(t for t in writes if t in halves))
     if not parts and _converted(anchor, operands, 1) and not _converted(anchor, operands, 0):

@@ -22,6 +22,7 @@ from fusegraph.ops import (  # noqa: F401
     scan,
     scatter,
     sort,
+    sparsity,
 )
 from fusegraph.ops.base import REQUIRED, TABLE, Kind, Op, TensorType
 

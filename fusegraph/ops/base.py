@@ -56,10 +56,12 @@ class Role(Enum):
     SLICE, PAD, CONCATENATE = "slice", "pad", "concatenate"
     PUT = "puts updates at the positions of an index, or combines them with what is there"
     LOG_SOFTMAX = "the logarithm of a softmax"
+    SPARSE = "keeps two of four neighbours"
     # Reductions and sorting: of whole axes or of parts; the two steps in which long rows are sorted.
     REDUCE, PARTIAL, RUNS, MERGE = "reduces axes", "reduces parts of axes", "sorts runs", "merges sorted runs"
     # Contractions (a convolution, and its gradients by its input and by its filter), and transforms around one.
     MATMUL, FPROP, DGRAD, WGRAD = "matmul", "conv_fprop", "conv_dgrad", "conv_wgrad"
+    SPARSE_MATMUL = "a matmul with a matrix of which two of four neighbours are stored"
     WINOGRAD_FILTER, WINOGRAD_INPUT, WINOGRAD_OUTPUT = "filter", "input", "output"
 
 
@@ -259,6 +261,6 @@ def register(op: Op) -> Op:
 def check_stored_only(op: Op, dtypes: Iterable[DType]) -> None:
     """Raises DTypeError if an op would compute in a type for storage: these are only cast, moved, selected."""
     packed = next((d for d in dtypes if d.is_packed), None)
-    if packed is not None and op.kind is not Kind.MOVEMENT and op.role not in (Role.CAST, Role.SELECT):
+    if packed is not None and op.kind is not Kind.MOVEMENT and op.role not in (Role.CAST, Role.SELECT, Role.SPARSE):
         wide = "int8 or a float" if packed.is_int else f"{packed.carrier if packed.min > 0 else 'float16'} or float32"
         raise DTypeError(f"{op.name} does not compute in {packed}, which is for storage; cast to {wide}")

@@ -80,7 +80,9 @@ class _Expansion:
         found: Any = node.op.expand(self, *operands, **node.attributes)
         results: list[Tensor] = []
         for tensor, wanted in zip(found if isinstance(found, tuple) else (found,), node.outputs, strict=True):
-            if wanted.dtype != tensor.dtype:
+            if wanted.dtype != tensor.dtype and wanted.dtype.is_packed:  # of integers there is nothing to round
+                tensor = self._cast(tensor, wanted.dtype, "packed")
+            elif wanted.dtype != tensor.dtype:
                 tensor = graph.apply(NARROW, (tensor,), {"dtype": wanted.dtype})
             if tensor in (*inputs, *results):
                 tensor = self("identity", "result", tensor)

@@ -96,7 +96,7 @@ def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor]
 
     Copies of ``known`` tensors cost nothing.  Adds to ``choices`` what was weighed.
     """
-    if "parts" in node.attributes:
+    if "parts" in node.attributes or node.op.role is Role.SPARSE_MATMUL:
         return []
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
     if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph, options):

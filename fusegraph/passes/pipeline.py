@@ -52,7 +52,16 @@ from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.shared_heads import share_heads
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
 from fusegraph.passes.single_elements import combine_single_elements
-from fusegraph.passes.speculation import ASSIGNMENTS, ATTENTION, FUSED_GRADIENTS, GRADIENTS, PROLOGUE, NotAccepted
+from fusegraph.passes.sparse_products import multiply_sparsely
+from fusegraph.passes.speculation import (
+    ASSIGNMENTS,
+    ATTENTION,
+    FUSED_GRADIENTS,
+    GRADIENTS,
+    PROLOGUE,
+    SPARSE,
+    NotAccepted,
+)
 from fusegraph.passes.split_attention import split_attention
 from fusegraph.passes.split_contractions import split_contractions
 from fusegraph.passes.split_products import split_products
@@ -93,6 +102,7 @@ def summary(run: Callable[..., object]) -> str:
 
 PIPELINE: tuple[Pass, ...] = (
     Pass(PARAMETERS, mark_parameters),
+    Pass(SPARSE, multiply_sparsely),
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
     Pass("assignments", assign_regions, When.ALWAYS),
     Pass("sums of logits", sum_logits),

@@ -38,7 +38,7 @@ def _single(node: Node) -> Write | None:
         return _alone if node.inputs[0].shape[node.attributes["axis"]] == 1 else None
     if node.kind is Kind.POOLING:
         return _taken if _steps(node) is not None else None
-    if node.kind is Kind.CONTRACTION and node.op.products is not None:
+    if node.kind is Kind.CONTRACTION and node.op.products is not None and node.op.role is not Role.SPARSE_MATMUL:
         types = tuple(t.type for t in node.inputs)
         return _multiplied if _one_product(node) and node.op.products(types, node.attributes) == 1 else None
     return None

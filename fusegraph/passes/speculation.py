@@ -14,7 +14,7 @@ from codegen.declined import Declined
 from fusegraph.graph import Node
 from fusegraph.lowering.attention_prologue import prologues_of
 from fusegraph.lowering.base import LeftOut
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 
 Made = TypeVar("Made")
 Accepted = TypeVar("Accepted")
@@ -23,6 +23,8 @@ Accepted = TypeVar("Accepted")
 ATTENTION, PROLOGUE = "attention", "attention's operands"
 GRADIENTS, FUSED_GRADIENTS = "attention's gradients", "fused gradients"
 FUSION = "fusion"
+#: The pass that leaves products to sparse tensor cores.
+SPARSE = "sparse products"
 #: The pass that says who writes the values of assignments.
 ASSIGNMENTS = "assigned values"
 
@@ -70,4 +72,6 @@ def _rewrites(nodes: Sequence[Node]) -> list[tuple[str, str]]:
         if node.kind is Kind.ATTENTION_BACKWARD:
             fused = "by_queries" in node.attributes["results"]
             return [(FUSED_GRADIENTS if fused else GRADIENTS, node.attributes["origin"])]
+        if node.op.role is Role.SPARSE_MATMUL:
+            return [(SPARSE, node.attributes["origin"])]
     return [(FUSION, node.name) for node in nodes] if len(nodes) > 1 else []

@@ -27,6 +27,7 @@ from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import decompose
 from fusegraph.report.bounds_bf16x6 import underflow
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
+from fusegraph.report.bounds_sparse import left_out
 from fusegraph.report.bounds_written import all_finite, distance, meant, too_narrow
 
 #: Relative error of the approximate instructions, which are used if everything is stored in 16 bits or fewer.
@@ -125,6 +126,8 @@ def _node(graph: Graph, node: Node, operands: Sequence[tuple[Array, Array]], rou
             error = _winograd(node, operands, rounding.winograd[tensor.name])
         else:
             error = _contraction(graph, node, operands, value, coarse=rounding.coarse.get(tensor.name))
+        if (unknown := left_out(graph, node, [v for v, _ in operands])) is not None:
+            error = np.where(unknown, np.inf, error)
     elif node.kind is Kind.REDUCTION:
         error = reduction(graph, node, operands[0], value)
     elif node.kind is Kind.SCAN:

@@ -35,6 +35,8 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
     bytes_unfused          bytes that those would move through device memory; ``bytes_moved``: what the kernels move.
     decisions              as `describe_decision`, for every edge and every pair of siblings.
     algorithms             for each convolution: node, algorithm, reason.
+    pruned                 ``node, removed``: nodes of 2:4 sparsity, and the share of the norm of a constant that is
+                           lost by each; None of what only a call knows.
     choices                as `describe_choice`, for everything that was weighed.
     saved                  ``name, bytes, kernels, reason``: what is kept in memory for a backward pass, the numbers of
                            the kernels that read it, and why it is not computed again.
@@ -63,6 +65,7 @@ def describe(plan: Plan, target: Target = PORTABLE) -> dict[str, Any]:
         "algorithms": [
             {"node": n, "algorithm": a.name + _parts(plan, n), "reason": a.reason} for n, a in plan.algorithms.items()
         ],
+        "pruned": [{"node": n, "removed": share} for n, share in plan.pruned.items()],
         "choices": [describe_choice(c, target) for c in plan.choices],
         "saved": _kept(plan),
         "workspace_bytes": plan.memory.size,
@@ -272,6 +275,13 @@ def explain_text(facts: Mapping[str, Any], width: int = 80) -> str:
     for (algorithm, reason), nodes in _by_algorithm(facts["algorithms"]).items():
         lines += wrapped(f"{listed(nodes, MOST_LISTED)}: {algorithm}", width, "    ")
         lines += wrapped(reason, width, "        ")
+    if facts["pruned"]:
+        lines += ["", "  pruned, two of every four neighbours:"]
+    for found in facts["pruned"]:
+        lost = "what is lost depends on the values of a call"
+        if found["removed"] is not None:
+            lost = f"{found['removed']:.1%} of the norm is lost"
+        lines += wrapped(f"{found['node']}: {lost}", width, "    ")
     if facts["choices"]:
         lines += ["", "  choices:"]
     for (what, taken, weighed), nodes in _by_choice(facts["choices"]).items():

@@ -33,6 +33,7 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     pointwise,
     quantized,
     reduction,
+    semi_structured,
     sorting,
     whole_heads,
     window,

@@ -52,7 +52,7 @@ IGNORED: dict[str, frozenset[int]] = {}
 
 
 def _full_name(name: str) -> str:
-    return name if name.startswith(("prims.", "fusegraph.")) else f"aten.{name}"
+    return name if name.startswith(("prims.", "fusegraph.", "semi_structured.")) else f"aten.{name}"
 
 
 def aten(*names: str) -> Callable[[Handler], Handler]:

@@ -25,6 +25,7 @@
  *   choices: {what: string, node: string, taken: string, estimated_us: Object<string, number|null>,
  *     measured_us: Object<string, number>}[],
  *   algorithms: {node: string, algorithm: string, reason: string}[],
+ *   pruned: {node: string, removed: number|null}[],
  *   packed: {name: string, bytes: number, of: string[]}[], nodes_built: number, bytes_unfused: number,
  *   bytes_moved: number, memory: {workspace_bytes: number, tensors: Placed[], alive: number[]}}} Graph
  * @typedef {{name: string, code: string, marks: number[], lines: Object<string, number[]>, registers?: number,

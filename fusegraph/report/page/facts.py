@@ -100,6 +100,7 @@ def _graph(plan: Plan, target: Target, sources: Sources, compiled: Mapping[str, 
     repeats   layers that are alike: position of the first kernel, how many a layer has, how many layers.
     passes, memory, decisions, choices  as `steps_facts`, `memory_facts`, `describe_decision`, `describe_choice`.
     algorithms  of convolutions: node, algorithm, reason.
+    pruned    nodes of 2:4 sparsity: node, the share of the norm that it removes, or None.
     """
     places, owned, decided = homes(plan), owners(plan), Decided(plan)
     items, numbers, rows = _items(plan, places)
@@ -127,6 +128,7 @@ def _graph(plan: Plan, target: Target, sources: Sources, compiled: Mapping[str, 
         "decisions": [describe_decision(d) for d in plan.partition.decisions],
         "choices": [describe_choice(c, target) for c in plan.choices],
         "algorithms": [{"node": n, "algorithm": a.name, "reason": a.reason} for n, a in plan.algorithms.items()],
+        "pruned": [{"node": n, "removed": share} for n, share in plan.pruned.items()],
         "packed": [{"name": t.name, "bytes": t.nbytes, "of": list(of)} for t, of in plan.packed.items()],
         "nodes_built": len(plan.graph.nodes),
         "bytes_unfused": unfused_bytes(plan.graph),

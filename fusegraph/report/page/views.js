@@ -107,12 +107,16 @@ function choicesOf(app) {
   const rows = [
     ...graph.choices.map((c) => ({ node: c.node, what: `${c.what}: ${c.taken}`, why: weighed(c) })),
     ...graph.algorithms.map((a) => ({ node: a.node, what: a.algorithm, why: a.reason })),
+    ...graph.pruned.map((p) => ({ node: p.node, what: "two of every four neighbours are kept", why: lostText(p.removed) })),
   ];
   if (!rows.length) return null;
   return el("div", {}, el("h2", {}, "Choices"), alike(rows, (r) => `${r.what} ${r.why}`, () => 1).map(({ first, count }) =>
     el("details", { class: "group" }, el("summary", {}, el("b", {}, `${count} ×`), ` ${first.what}`, el("p", {}, first.why)),
       el("ul", {}, rows.filter((r) => r.what === first.what && r.why === first.why).map((r) => el("li", {}, labelOf(graph, r.node)))))));
 }
+
+/** @param {number|null} removed */
+const lostText = (removed) => removed === null ? "what is lost depends on the values of a call" : `${(100 * removed).toFixed(1)} % of the norm is lost`;
 
 /** @param {Graph["choices"][0]} choice */
 const weighed = (choice) => Object.entries(choice.estimated_us).map(([name, us]) =>
