@@ -447,6 +447,8 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_wrong(graph, inputs, Setup("cuda")) is None
     assert first_wrong(graph, inputs, Setup("cuda"), against="cpu") is None
     broken(monkeypatch)
+    graph = layers(5)  # the plan of the other one is kept
+    inputs = random_inputs(graph)
     found = first_wrong(graph, inputs, Setup("cuda"))
     assert found is not None
     assert found.node == "f2"
