@@ -187,6 +187,18 @@ def test_scaled_blocks_of_fewer_columns() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=float(expected.abs().max()) * 2**-8)
 
 
+def test_scaled_blocks_in_plain_operators_are_one_kernel() -> None:
+    def product(x: Any, w: Any, a: Any, b: Any) -> list[Any]:
+        left = x.bfloat16().view(256, 4, 128) * a[..., None].bfloat16()
+        right = (w.float().view(3, 128, 4, 128) * b[:, None, :, None]).view(384, 512).bfloat16()
+        return [left.view(256, 512) @ right.t()]
+
+    module = type("Plain", (torch.nn.Module,), {"forward": lambda self, *given: product(*given)})()
+    given = floats(256, 512), floats(384, 512), torch.rand(256, 4), torch.rand(3, 4)
+    report = fusegraph.torch.explain(module, *given, target="sm_90a")
+    assert (report.kernels, report.left) == (1, ())
+
+
 def test_integers_on_both_sides() -> None:
     """As a linear layer is quantised row by row while it runs: rounding and scales are part of the product."""
     x, w, s = given(20, torch.float32), integers(torch.int8, N, K), torch.rand(N)

@@ -17,6 +17,7 @@ from codegen.expr import Operand, Program
 from codegen.iteration import packed
 from codegen.sizes import varies
 from codegen.spec import Gather, Strides
+from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.affine import Split
 from fusegraph.lowering.base import GroupView, Options, Part
@@ -81,6 +82,11 @@ def dequantising(graph: Graph, operand: Tensor) -> tuple[Node, ...] | None:
         members.add(node)
         stack += node.inputs
     return tuple(n for n in graph.nodes if n in members) if found else None
+
+
+def multiplies_codes(graph: Graph, product: Node, target: Target) -> bool:
+    """Returns true if both operands of a product are made of 8-bit floats, which kernels may multiply themselves."""
+    return target.planned.arch.has_wgmma and all(dequantising(graph, t) is not None for t in product.inputs)
 
 
 def is_stored(graph: Graph, operand: Tensor, nodes: Sequence[Node]) -> bool:

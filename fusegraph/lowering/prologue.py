@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 
 from codegen import best_schedule
 from codegen.contraction import FAMILY
@@ -114,7 +114,8 @@ def _accept_operand(
     moves = any(n.kind is Kind.MOVEMENT for n in nodes)
     if moves:
         divided.check(view, anchor, operand, nodes)
-    if moves or _all_smaller(view, anchor):
+    # The estimate of what an operand costs does not know that codes may be multiplied themselves.
+    if moves or divided.multiplies_codes(view.graph, anchor, options.target):
         what = f"{NAME} of operand {'AB'[position > 0]}"
         choice = weigh(what, anchor.name, {PART: None, OWN: None}, PART, options.settled, alike)
         if choice.taken == OWN:
@@ -165,24 +166,29 @@ def confirmed(
             return choice
         apart = spec_of(Part(view, [n for n in view.nodes if n not in nodes]))
         part, own = FAMILY.cycles(spec, target), FAMILY.cycles(apart, target) + _moved(operand, target)
-        computed = [t for t in anchor.inputs if before(view, t)]
+        computed, least = [t for t in anchor.inputs if before(view, t)], own
         if len(computed) > 1:
             alone = spec_of(Part(view, [n for n in view.nodes if not any(n in before(view, t) for t in computed)]))
-            own = min(own, FAMILY.cycles(alone, target) + sum(_moved(t, target) for t in computed))
+            least = min(own, FAMILY.cycles(alone, target) + sum(_moved(t, target) for t in computed))
     except Declined:
         return choice
     margin = CLEARLY_LARGER if divided.is_smaller(operand, nodes) else CLEARLY
-    margin = 1.0 if len(computed) > 1 else margin
     slower = part > margin * own and not divided.is_stored(view.graph, operand, nodes)
     preferred = OWN if slower else PART
-    found = weigh(choice.what, choice.node, {PART: part, OWN: own}, preferred, options.settled, choice.alike)
+    found = weigh(choice.what, choice.node, {PART: part, OWN: least}, preferred, options.settled, choice.alike)
     if found.taken == OWN:
         raise Outweighed(
             f"with {nodes[-1].op.name} {nodes[-1].name!r} in front of it {anchor.op.name} {anchor.name!r} is estimated "
-            f"to take {part / target.clock:.1f} us, kernels of their own {own / target.clock:.1f} us",
+            f"to take {part / target.clock:.1f} us, two kernels {own / target.clock:.1f} us",
             found,
         )
     return found
+
+
+def pays(choices: Sequence[Choice]) -> bool:
+    """Returns true unless a prologue is part of a product that would take less time with all prologues apart."""
+    known = [c for c in choices if PART in c.cycles and c.taken == PART]
+    return all((c.cycles[PART] or 0.0) <= (c.cycles[OWN] or inf) for c in known)
 
 
 def _read(nodes: Sequence[Node]) -> list[Tensor]:
@@ -190,13 +196,6 @@ def _read(nodes: Sequence[Node]) -> list[Tensor]:
     made = {n.output for n in nodes}
     every = dict.fromkeys(t for n in nodes for t in n.inputs if n.op.reads_values)
     return [t for t in every if t not in made and not (t.is_constant and t.size == 1)]
-
-
-def _all_smaller(view: GroupView, anchor: Node) -> bool:
-    """Returns true if all operands are computed, of fewer bytes each: what they are made of may be multiplied itself,
-    of which estimates for one operand do not know.
-    """
-    return all(divided.is_smaller(t, before(view, t)) for t in anchor.inputs)
 
 
 def _moved(operand: Tensor, target: Target) -> float:

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering import prologue
 from fusegraph.lowering.base import GroupView, Lowering, Options
-from fusegraph.lowering.divided import made_of_less
+from fusegraph.lowering.divided import made_of_less, multiplies_codes
 from fusegraph.ops.base import Kind, Role
 
 
@@ -52,16 +53,18 @@ def gather_operands(quotient: Groups, options: Options, backend: Lowering) -> No
     """Merges products with what makes their operands of fewer bytes by movement and pointwise nodes.
 
     Pair by pair they would not come together: movement behind pointwise nodes is a view for whoever reads it.  What a
-    product had better not take of one operand it may take of all of them: then it multiplies what they are made of.
+    product had better not take of one operand it may take of both: then it multiplies the 8-bit floats that they are
+    made of.
     """
     graph = quotient.graph
     for anchor in graph.nodes:
         if anchor.op.role is not Role.MATMUL:
             continue
-        made = {t: found for t in anchor.inputs if (found := made_of_less(graph, t, anchor, narrowed=True))}
+        codes = multiplies_codes(graph, anchor, options.target)
+        made = {t: found for t in anchor.inputs if (found := made_of_less(graph, t, anchor, narrowed=codes))}
         moved = [{t: nodes} for t, nodes in made.items() if any(n.kind is Kind.MOVEMENT for n in nodes)]
         taken = [_gathered(quotient, options, backend, anchor, each) for each in moved]
-        if len(made) > 1 and not (all(taken) and len(taken) == len(made)):
+        if codes and len(made) > 1 and not (all(taken) and len(taken) == len(made)):
             _gathered(quotient, options, backend, anchor, made)
 
 
@@ -71,7 +74,7 @@ def _gathered(
     """Merges a product with what makes some of its operands; returns whether one kernel takes that.
 
     What is read at positions that are computed, such as the scale of an element's block where the last block is not
-    whole, may be small beside the operand: it is then made before.
+    whole, may be small beside the operand: it is then made before.  What makes several operands has to pay.
     """
     nodes = [n for found in made.values() for n in found]
     large = [n for t, found in made.items() for n in found if n.output.size >= t.size]
@@ -81,8 +84,11 @@ def _gathered(
             continue
         groups = dict.fromkeys(quotient.group_of[n] for n in (anchor, *chosen))
         members = [n for g in groups for n in quotient.members[g]]
+        view = GroupView(quotient.graph, members, quotient.order)
         try:
-            backend.accept(GroupView(quotient.graph, members, quotient.order), options)
+            backend.accept(view, options)
+            if len(made) > 1 and not prologue.pays(backend.lower(view, options).choices):
+                raise Declined(f"what {anchor.name!r} multiplies takes less time to make in kernels of its own")
         except Declined as reason:
             for pair in ((n, m) for n in chosen for m in every):
                 quotient.declined.setdefault(pair, reason.with_traceback(None))

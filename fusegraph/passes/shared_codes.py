@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
-from fusegraph.lowering.divided import dequantising
+from fusegraph.lowering.divided import dequantising, multiplies_codes
 from fusegraph.ops.base import Role
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
@@ -23,18 +23,16 @@ NAME = "shared codes"
 
 def copy_codes(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Dequantises 8-bit floats for each product that takes them, rather than once for all."""
-    if options.strict or not options.target.planned.arch.has_wgmma:
+    if options.strict:
         return same(graph)
     left = {name for pass_name, name in options.left_out if pass_name == NAME}
     copies: dict[str, str] = {}  # the last tensor of a copy, and the product that takes it
 
     def find(node: Node) -> dict[Tensor, tuple[Node, ...]] | None:
         """Returns what makes the operands that a product shares with other nodes, if both operands are such."""
-        if node.op.role is not Role.MATMUL or node.name in left:
+        if node.op.role is not Role.MATMUL or node.name in left or not multiplies_codes(graph, node, options.target):
             return None
         made = {t: dequantising(graph, t) for t in node.inputs}
-        if not all(nodes is not None for nodes in made.values()):
-            return None
         return {t: nodes for t, nodes in made.items() if nodes and _is_shared(graph, nodes, node)}
 
     def write(rewrite: Rewrite, node: Node, made: Mapping[Tensor, Sequence[Node]]) -> None:
