@@ -249,6 +249,7 @@ def test_one_product(element: str) -> None:
         module.launch(f"sparse_{element}", [a.ctypes.data for a in (image, metadata, y)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_kernels_compile_without_spills(arch: str) -> None:
     machine = target("h200" if arch == "sm_90a" else arch)
