@@ -64,6 +64,7 @@ def everything(shape: tuple[int, ...], dtype: str) -> fg.Graph:
     return g
 
 
+@pytest.mark.slow
 def test_every_dtype_and_ragged_shapes() -> None:
     shapes = ((3, 4), (5, 7, 12), (1, 36), (4,), (0, 8), (3, 0))
     dtypes = ("float16", "bfloat16", "float8_e4m3", "float8_e5m2", "int8", "uint8", "float64")

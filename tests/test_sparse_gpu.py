@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from graphs import check_on_gpu
 from sparse_kernels import Array, operands, source, swizzled, words
-from test_sparse_products import layer, sparse
+from test_sparse_products import KINDS, chooser, is_kind, layer, sparse
 
+from fusegraph.engines.cuda import CudaExecutable
+from fusegraph.lowering.base import Options
 from fusegraph.passes import sparse_products
 from fusegraph.plan import plan
-from fusegraph.report.check import random_inputs
+from fusegraph.report.check import check_executable, random_inputs
 from fusegraph.runtime import arrays, driver, nvrtc
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.launch import Launch, Module
@@ -102,3 +104,14 @@ def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     check_on_gpu(graphs, inputs=random_inputs)
     assert all(sparse(plan(g)) <= 1 for g in graphs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schedules(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse_products, "MARGIN", 0)
+    graph = layer(150, 300, 640) if kind == "split" else layer(1500, 2000, 640)
+    choose = chooser(kind, driver.properties(0).target)
+    made = CudaExecutable(graph, Options(), planner=lambda g, o: plan(g, o, choose=choose))
+    assert is_kind(made.plan.kernels[0].choice.schedule, kind)
+    result = check_executable(made, random_inputs(graph))
+    assert result.ok, result

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import check_golden
-from graphs import check_all, compile_for, executables
+from graphs import check_all, executables
 from sparse_kernels import arguments, source, words
 from test_sparse_2_4 import pruned
 
@@ -16,18 +16,19 @@ import fusegraph as fg
 from codegen import best_schedule
 from codegen.contraction import FAMILY
 from codegen.contraction.wgmma_layout import WgmmaSchedule
-from codegen.spec import ContractionSpec
-from codegen.target import target
+from codegen.spec import ContractionSpec, KernelSpec
+from codegen.target import Target, target
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.errors import KernelError
 from fusegraph.lowering.base import Options
 from fusegraph.ops.base import EVERY, Role
 from fusegraph.passes import sparse_products
-from fusegraph.plan import Choice, Plan, plan
+from fusegraph.plan import Choice, Chooser, Plan, plan
 from fusegraph.report.check import check_executable, random_inputs
 from fusegraph.report.explain import describe, explain_text
 from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import build
+from fusegraph.runtime.nvrtc import compile_kernels
 
 Array = np.ndarray[Any, Any]
 HOPPER = Options(target=target("h200"))
@@ -161,27 +162,37 @@ def test_sizes_that_vary_multiply_zeros() -> None:
         np.testing.assert_allclose(found, wanted, rtol=0.01, atol=0.05)
 
 
+#: Ways to share the tiles of a sparse product.
+KINDS = ("split", "pingpong", "two", "three", "doubled")
+
+
+def is_kind(s: Any, kind: str) -> bool:
+    """Tells whether a schedule shares tiles in one of the ways."""
+    if not isinstance(s, WgmmaSchedule):
+        return False
+    alone = not (s.pingpong or s.doubled or s.split_k > 1)
+    what = {"split": s.split_k > 1, "pingpong": s.pingpong, "doubled": s.doubled}
+    return what.get(kind, alone and s.groups == {"two": 2, "three": 3}.get(kind))
+
+
+def chooser(kind: str, machine: Target) -> Chooser:
+    """Returns what chooses the first schedule of a kind for contractions that have one."""
+
+    def chosen(spec: KernelSpec, _: Any) -> Choice:
+        every = FAMILY.schedules(spec, machine) if isinstance(spec, ContractionSpec) else ()
+        return Choice(next((s for s in every if is_kind(s, kind)), None) or best_schedule(spec, machine))
+
+    return chosen
+
+
 @pytest.mark.usefixtures("preferred")
-@pytest.mark.parametrize("kind", ["split", "pingpong", "two", "three", "doubled"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_schedules_of_every_kind(kind: str) -> None:
     terms, multiprocessors = (640, 132) if kind == "split" else (256, 3)
     graph, few = layer(150, 300, terms), Options(target=replace(target("sm_90a"), sms=multiprocessors))
-
-    def is_meant(s: WgmmaSchedule) -> bool:
-        alone = not (s.pingpong or s.doubled or s.split_k > 1)
-        what = {"split": s.split_k > 1, "pingpong": s.pingpong, "doubled": s.doubled}
-        return what.get(kind, alone and s.groups == {"two": 2, "three": 3}.get(kind))
-
-    def chosen(spec: Any, _: Any) -> Choice:
-        for s in FAMILY.schedules(spec, few.target) if isinstance(spec, ContractionSpec) else ():
-            if isinstance(s, WgmmaSchedule) and is_meant(s):
-                return Choice(s)
-        return Choice(best_schedule(spec, few.target))
-
-    made = CpuExecutable(graph, few, order="late", planner=lambda g, o: plan(g, o, choose=chosen))
-    schedule = made.plan.kernels[0].choice.schedule
-    assert isinstance(schedule, WgmmaSchedule)
-    assert is_meant(schedule)
+    choose = chooser(kind, few.target)
+    made = CpuExecutable(graph, few, order="late", planner=lambda g, o: plan(g, o, choose=choose))
+    assert is_kind(made.plan.kernels[0].choice.schedule, kind)
     result = check_executable(made, random_inputs(graph))
     assert result.ok, result
 
@@ -238,8 +249,12 @@ def test_one_product(element: str) -> None:
         module.launch(f"sparse_{element}", [a.ctypes.data for a in (image, metadata, y)])
 
 
-def test_kernels_compile_without_spills() -> None:
-    graphs = [layer(8192, 8192, 8192, end=""), layer(512, 4096, 4096), layer(16, 4096, 4096, "float16")]
-    for compiled in compile_for("sm_90a", graphs, target=target("h200")):
-        assert compiled.spill_bytes == 0
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+def test_kernels_compile_without_spills(arch: str) -> None:
+    machine = target("h200" if arch == "sm_90a" else arch)
+    graphs = [layer(8192, 8192, 8192, end=""), layer(512, 4096, 4096), layer(16, 4096, 4096, "float16", given=True)]
+    every = [k.source for g in graphs for k in plan(g, Options(target=machine)).every_kernel]
+    for compiled in compile_kernels(every, arch, cache=default_cache()):
+        assert compiled.spill_bytes == 0, compiled.name
         assert "C75" not in compiled.log

@@ -49,6 +49,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         return ways
 
 
+@pytest.mark.slow
 def test_products_are_sparse_on_hopper() -> None:
     dense, x = matrix(2048, 4096, torch.bfloat16), torch.randn(1024, 4096).to(torch.bfloat16)
     (graph,) = import_module(Layer(dense, ways=2), x, torch.randn(2048).to(torch.bfloat16)).graphs
