@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, lru_cache
 from itertools import product
+from math import gcd
 from typing import Any, NamedTuple, TypeAlias
 
 from codegen.size_expressions import by_remainders, combined, limits_of, parts_of, replaced, symbol, value, written
@@ -221,6 +222,13 @@ def dividing(size: int, most: int) -> int:
     """Returns the largest power of two up to ``most``, which is one, that divides a size at all choices of sizes."""
     while size % most != 0:
         most //= 2
+    return most
+
+
+def aligned(most: int, *steps: int) -> int:
+    """Returns the largest power of two up to ``most``, which is one, that divides steps at all choices of sizes."""
+    for step in steps:
+        most = dividing(step, most) if isinstance(step, Size) else gcd(most, step)
     return most
 
 

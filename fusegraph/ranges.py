@@ -39,7 +39,7 @@ from fusegraph.plan import (
     plan,
 )
 from fusegraph.sized_graphs import Sizes, ahead, check_shapes, graph_at, mapped
-from fusegraph.variants import NEAR, TOLERANCE, Names, Range, Variant, Variants, fastest
+from fusegraph.variants import NEAR, RESIDUES, TOLERANCE, Names, Range, Variant, Variants, fastest
 
 #: What `partitioned` returns.
 _Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]
@@ -228,7 +228,10 @@ class _Planner:
         """
         if (known := next((name for name in range_.varying if name in self.apart), None)) is not None:
             return known
-        for name in [n for n in range_.varying if n not in self._alike]:
+        for name, (low, high) in range_.varying.items():
+            # In few sizes that are counted in units any two may differ for other reasons.
+            if name in self._alike or (self.counted and high - low < EACH):
+                continue
             reason = ""
             for place in (range_.end("max"), range_.end("min"), *range_.between(1)):
                 sizes = self._neighbours(range_, name, place)
@@ -242,9 +245,13 @@ class _Planner:
         return None
 
     def _neighbours(self, range_: Range, name: str, sizes: Sizes) -> tuple[Sizes, Sizes]:
-        """Returns sizes with the next one of a symbol, both odd if possible, the smaller ones first."""
+        """Returns sizes with one near that of a symbol, the smaller ones first.
+
+        Where there are many sizes what divides the two is the same.
+        """
         size, (low, high) = sizes[name], range_.bounds[name]
-        other = next(n for n in (size - 2, size + 2, size - 1, size + 1) if low <= n <= high)
+        steps = (RESIDUES,) if high - low >= RESIDUES**2 else (2, 1)
+        other = next(n for step in steps for n in (size - step, size + step) if low <= n <= high)
         return {**sizes, name: min(size, other)}, {**sizes, name: max(size, other)}
 
     def _parts(self, range_: Range, high: _Partitioned) -> tuple[Range, Range] | None:

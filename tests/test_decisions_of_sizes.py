@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fusegraph as fg
 from codegen.size_expressions import value
-from codegen.sizes import Bounds, Size, below, dimension, larger, limits, smaller
+from codegen.sizes import Bounds, Size, aligned, below, dimension, larger, limits, smaller
 from fusegraph.errors import GraphError, LayoutError, ShapeError
 from fusegraph.lowering.base import Options
 from fusegraph.passes.parameters import fixed
@@ -99,3 +99,12 @@ def test_kernels_that_do_not_fit_are_none() -> None:
     planned = plan_ranges(g)
     most = planned.options.target.arch.shared_bytes_per_block
     assert all(source.dynamic_shared_bytes <= most for source in planned.sources)
+
+
+def test_parts_that_begin_at_a_size_are_aligned_as_at_all_sizes() -> None:
+    n = fg.Dim("n", min=2, max=3000)
+    assert [aligned(16, step) for step in (4 * (n - 1), 8 * n, 32 * n, 12, 0)] == [4, 8, 16, 4, 16]
+    graph = fg.Graph("end")
+    graph.output(graph.slice(graph.tensor("x", (4, n)), (0, n - 1), (4, n)) + 1, name="y")
+    (planned,) = plan_ranges(graph, Options()).plans
+    assert planned.range.bounds["n"] == (2, 3000)

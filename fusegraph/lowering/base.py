@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from math import gcd
 from typing import Any, Protocol, TypeAlias
 
 from codegen.declined import Declined
+from codegen.sizes import aligned
 from codegen.target import PORTABLE, Target
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.choices import Choice, Settling
@@ -154,7 +154,7 @@ def alignment(graph: Graph, tensor: Tensor, options: Options) -> int:
     steps = [tensor.start * tensor.dtype.itemsize]
     if tensor.position is not None:
         steps += [tensor.position.step * tensor.dtype.itemsize, POSITION_ALIGNMENT]
-    return gcd(INNER_ALIGNMENT if inner else options.alignment, *steps)
+    return aligned(INNER_ALIGNMENT if inner else options.alignment, *steps)
 
 
 @dataclass(eq=False)

@@ -7,9 +7,9 @@ first parts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import gcd
 from typing import TypeAlias
 
+from codegen.sizes import aligned
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
@@ -122,7 +122,7 @@ def _fits(node: Node) -> bool:
 def _alignment(tensor: Tensor, dims: Sequence[int], start: int) -> int:
     """Returns the bytes that lines of a tensor begin at multiples of, ``start`` elements from its first one on."""
     steps = (s for d, s in enumerate(tensor.strides) if d in dims and s != 1)
-    return gcd(ALIGNED, *(step * tensor.dtype.itemsize for step in (start, *steps)))
+    return aligned(ALIGNED, *(step * tensor.dtype.itemsize for step in (start, *steps)))
 
 
 def _in_memory(graph: Graph, tensor: Tensor) -> bool:
