@@ -15,6 +15,8 @@ from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.engines.reference import evaluate
 from fusegraph.lowering.base import Options
 from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.passes.decompose import decompose
+from fusegraph.report import bounds
 from fusegraph.report.bounds import Rounding, accepts, bounded
 from fusegraph.report.check import check, compare, random_inputs, rounding_of, run
 
@@ -376,3 +378,28 @@ def test_sums_whose_sign_of_infinity_depends_on_the_order_are_undecided_in_what_
         value, error = values[tensor]
         for other in (np.zeros(value.shape), np.ones(value.shape)):
             assert accepts(tensor.dtype, other.astype(tensor.dtype.numpy), value, error).all()
+
+
+def test_nodes_of_composites_are_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = fg.Graph("chain")
+    x = g.tensor("x", (4, 8))
+    for n in range(3):
+        x = g.softmax(g.gelu(g.matmul(x, g.tensor(f"w{n}", (8, 8)))))
+    g.output(x)
+    seen: list[str] = []
+    analysed = bounds._node
+    monkeypatch.setattr(bounds, "_node", lambda *a: (seen.append(a[1].name), analysed(*a))[1])
+    _, error = bounded(g, random_inputs(g), Rounding())[x]
+    assert len(seen) == len(set(seen)) == decompose(g).graph.node_count
+    assert error.max() < 1e-3
+
+
+def test_large_elements_have_finite_bounds() -> None:
+    g = fg.Graph("large", compute_dtype="float64")
+    x, w = g.tensor("x", (2, 3), "float64"), g.tensor("w", (3, 2), "float64")
+    y = g.matmul(x, w)
+    g.output(y)
+    inputs = {"x": np.full((2, 3), 5e307), "w": np.ones((3, 2))}
+    value, error = bounded(g, inputs, Rounding())[y]
+    assert (value == 1.5e308).all()
+    assert (error < 1e294).all()
