@@ -38,11 +38,14 @@ class MainLoop:
 
     def begin_tile(self) -> None:
         """Declares the sums of a tile."""
+        self._declare_sums()
+        self.w.line("int previous = 0;")
+
+    def _declare_sums(self) -> None:
         block = self.block
         pieces = f"[{self.s.pieces}]" if self.s.pieces > 1 else ""
         zero = " = {}" if block.phased or block.idle else ""
         self.w.line(f"{block.register_type} sum{pieces}[{block.columns // 2}]{zero};")
-        self.w.line("int previous = 0;")
 
     def stage(self, first: str) -> None:
         """Writes what is done with a stage that is full."""
@@ -261,17 +264,33 @@ class ComputedProducts(MainLoop):
 
 
 class SparseProducts(MainLoop):
-    """Products whose operand A has two of every four terms: each thread reads which they are, of all of a stage."""
+    """Products whose operand A has two of every four terms: each thread reads which they are, of all of a stage.
+
+    These metadata lie in registers that the tensor cores read while products run, so that a stage's products are done
+    before the next one's metadata are read; meanwhile the tensor cores work for the other consumers.
+    """
+
+    def begin_tile(self) -> None:
+        self._declare_sums()
+
+    def stage(self, first: str) -> None:
+        self._multiply(self.block.sum, f"k > {first} || kk > 0")
+        await_products(self.w, note="nothing is written to the metadata before")
+        self.ring.release()
+
+    def end_tile(self) -> None:
+        pass
 
     def _multiply(self, sums: str, adds: str) -> None:
         w, block, k = self.w, self.block, self.block.parts.reduction
         place = block.rows.removesuffix(f" * {GROUP_ROWS}")
+        w.writes("kept")
         w.line(f"uint32 kept[{self.s.pieces}];  // the metadata of a thread")
         with block.pieces():
             at = "p" if self.s.pieces > 1 else "0"
             w.line(f"kept[{at}] = sparse_metadata(shared.metadata[stage.index][{place}][t]);")
         step, name = STEP_BYTES // k.itemsize, self.wgmma.replace("wgmma<", "wgmma_sparse<")
-        with products(w, sums.partition("[")[0], (self.ring, "stage")):
+        with products(w, sums.partition("[")[0], (self.ring, "stage"), registers="kept"):
             for kk in range(k.steps):
                 a = f"&shared.a[stage.index][{block.rows}][{kk * step}]"
                 b = f"&shared.b[stage.index][0][{2 * kk * step}]"

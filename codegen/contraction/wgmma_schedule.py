@@ -410,6 +410,7 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     products = s.tile_m * taken * k.row / (target.wgmma * 2) / SHARE
     if k.sparse:
         products = max(products / 2, _sparse_traffic(layout) / SHARED_RATE)
+        products = max(products, products / (1 if s.pingpong else s.groups) + ADD_STAGE)  # a consumer waits for a stage
     if k.row == ROW:
         products = max(PRODUCTS * products, _split_traffic(layout) / SHARED_RATE)
     if adds_up_stages(spec, s):

@@ -113,7 +113,7 @@ __device__ __forceinline__ void wgmma(D (&d)[N / 2], const uint32 (&a)[4], uint6
 // its tile has the 16 that are kept, in order, where B has all 32, 64 bytes.  Lanes 2 * Selector and 2 * Selector + 1 of
 // every four have the metadata: lane l of warp w that of rows 16 * w + l / 4, in the lower half of the word, and 8 rows
 // further, in the upper half, of terms 16 * (l & 1) to 16 * (l & 1) + 15.  Four bits are those of four terms: which two
-// they are, the lower one first; they differ.
+// they are, the lower one first; they differ.  The metadata are read while the product runs, as an A in registers is.
 template <class A, class B, int N, int Selector, class D>
 __device__ __forceinline__ void wgmma_sparse(D (&d)[N / 2], uint64 a, uint64 b, uint32 metadata, bool accumulate) {
     Wgmma<N>::template run_sparse<A, B, Selector>(d, a, b, metadata, accumulate);

@@ -77,7 +77,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) layer_8192_8192_8192_bfloat
             const Tile at = tile_at<32, 43, 8>(tile);
             const int m0 = at.row * 256, n0 = at.col * 192;
             float sum[2][96];
-            int previous = 0;
             #pragma unroll 1
             for (int k = 0; k < 128; ++k, ++stage) {
                 barrier_wait(shared.full[stage.index], stage.parity);
@@ -100,14 +99,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) layer_8192_8192_8192_bfloat
                         matrix_descriptor<128>(&shared.b[stage.index][0][32], 16, 1024), kept[p], true);
                 }
                 wgmma_commit();
-                if (k > 0) {
-                    wgmma_wait<1>();  // the products of the previous stage are done
-                    if (t == 0) barrier_arrive(shared.empty[previous]);
-                }
-                previous = stage.index;
+                wgmma_wait<0>();  // nothing is written to the metadata before
+                if (t == 0) barrier_arrive(shared.empty[stage.index]);
             }
-            wgmma_wait<0>();
-            if (t == 0) barrier_arrive(shared.empty[previous]);
 
             #pragma unroll
             for (int p = 0; p < 2; ++p) {
