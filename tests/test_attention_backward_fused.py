@@ -92,7 +92,7 @@ def test_which_are_fused() -> None:
     # The blocks' numbers and turns begin at 0; every tile of queries is met by keys, and its sums begin with the first.
     assert kernel.zeroed == ((9, 4 * (1 + 3)),)
     (unmet,) = kernels(plan(made(**VARIANTS[4]), choose=HOPPER))
-    assert [nbytes for _, nbytes in unmet.zeroed] == [4 * (1 + 2 * 3), 4 * 2 * 200 * 32]
+    assert [nbytes for _, nbytes in unmet.zeroed] == [4 * (1 + 2 * 4), 4 * 2 * 200 * 32]
     assert len(kernels(plan(graph))) == 2, "every architecture"
     for reason, how in APART:
         planned = plan(made(**how), choose=HOPPER)

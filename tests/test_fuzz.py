@@ -131,8 +131,9 @@ def test_the_generator_reaches_everything() -> None:
         masks += any(n.op.name == "binary_select" for n in graph.nodes)
         layouts += "strides=" in str(recipe) or "channels_last" in str(recipe)
         strict += recipe.strict
-    # Targets of those are classes, of which random integers are none.
-    assert {*TABLE, ASSIGN.name} - ops == {"linear_cross_entropy", "linear_cross_entropy_backward"}
+    # Targets of those are classes, of which random integers are none; which elements these prune hangs on roundings.
+    heads = {"linear_cross_entropy", "linear_cross_entropy_backward"}
+    assert {*TABLE, ASSIGN.name} - ops == heads | {"sparse_2_4", "sparse_2_4_mask", "sparse_2_4_compress"}
     assert len(dtypes) == len(DTYPES)
     assert min(several, shared, anchors, masks, layouts, strict) > 60
 

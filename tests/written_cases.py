@@ -102,7 +102,14 @@ def _rope(name: str) -> Build:
 
 _CHANNELS: dict[str, Any] = {"shape": (3, 4, 5, 6), "own": (1, 4, 1, 1)}
 
+
 #: Composite of the op table -> graphs of it.
+def _compressed(g: fg.Graph) -> Results:
+    """Spreads compressed values out: of every four terms the first and the third are kept."""
+    places = np.tile(np.array([0, 2], np.int8), (5, 8))
+    return g.sparse_2_4(g.tensor("values", (5, 16)), g.constant(places, "places"))
+
+
 COMPOSITES: dict[str, list[Build]] = {
     "reduction": [_like("reduction", (5, 33), "x", mode=mode, axes=1) for mode in ("var", "argmax", "any")],
     "softmax": [_like("softmax", (5, 33), "x"), _like("softmax", (5, 4, 3), "x", axis=1)],
@@ -131,6 +138,9 @@ COMPOSITES: dict[str, list[Build]] = {
     "groupnorm": [_norm("groupnorm", groups=2, norm_forward_phase="training", **_CHANNELS)],
     "batchnorm": [_batchnorm],
     "batchnorm_inference": [_batchnorm_inference],
+    "sparse_2_4": [_like("sparse_2_4", (5, 32), "x"), _compressed],
+    "sparse_2_4_mask": [_like("sparse_2_4_mask", (3, 7, 4), "x")],
+    "sparse_2_4_compress": [_like("sparse_2_4_compress", (5, 32), "x")],
     "genstats": [_like("genstats", (3, 4, 5, 6), "x")],
     "layernorm_backward": [_norm_backward("layernorm_backward", (5, 33), (1, 33), (5, 1))],
     "adalayernorm_backward": [_norm_backward("adalayernorm_backward", (3, 4, 33), (3, 1, 33), (3, 4, 1))],
