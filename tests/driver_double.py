@@ -27,7 +27,7 @@ CAPTURING = 0x77  # the stream that the double says is being captured
 
 def run_python(code: str, **environment: str) -> str:
     """Runs ``code`` in a new interpreter and returns its output, after checking that it succeeded without an error."""
-    paths = os.pathsep.join([str(HERE.parent), str(HERE)])
+    paths = os.pathsep.join([str(HERE.parent), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": paths, **environment},
