@@ -198,3 +198,18 @@ def test_masks_are_made_again(given: bool, dynamic: bool) -> None:
     (grad,), (wanted,) = torch.autograd.grad(y, ours, loss), torch.autograd.grad(expected, theirs, loss)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(grad, wanted)
+
+
+@pytest.mark.slow
+def test_masks_of_sizes_that_hang_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+
+    def chosen(x: Any, lengths: Any) -> Any:
+        found = torch.nonzero(lengths > 2).squeeze(1)
+        return (x[found] * (torch.arange(x.shape[1]) < lengths[found][:, None])).exp().sum()
+
+    ours, theirs = (torch.randn(10, 8, generator=torch.manual_seed(1)).requires_grad_() for _ in range(2))
+    lengths = torch.arange(10)
+    torch.compile(chosen, backend="fusegraph", fullgraph=True)(ours, lengths).backward()
+    chosen(theirs, lengths).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)

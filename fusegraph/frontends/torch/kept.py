@@ -47,22 +47,25 @@ def _make_masks_again(graph: Any) -> None:
         if not isinstance(value, torch.Tensor):
             if isinstance(value, torch.SymInt):
                 leaves[node] = frozenset()
+        elif _bytes(value) is None:
+            continue
         elif node.op == "placeholder":
             if not (value.is_floating_point() or value.is_complex()):
                 leaves[node] = frozenset([node])
         elif isinstance(target, torch._ops.OpOverload) and all(n in leaves for n in node.all_input_nodes):
             if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
                 continue
-            leaves[node] = frozenset[Any]().union(*(leaves[n] for n in node.all_input_nodes))
-            if _bytes(node) > sum(map(_bytes, leaves[node])):
-                for each in _ancestors(node, leaves[node]):
+            found = frozenset[Any]().union(*(leaves[n] for n in node.all_input_nodes))
+            leaves[node] = found
+            if (_bytes(value) or 0) > sum(_bytes(n.meta["val"]) or 0 for n in found):
+                for each in _ancestors(node, found):
                     _again(each)
 
 
-def _bytes(node: Any) -> int:
-    """Returns the bytes of a tensor of elements one after the other; sizes that vary count as they were seen."""
-    value = node.meta["val"]
-    return prod(getattr(getattr(n, "node", None), "hint", n) for n in value.shape) * value.element_size()
+def _bytes(value: Any) -> int | None:
+    """Returns the bytes of a tensor's elements, sizes that vary as they were seen; None if a size hangs on data."""
+    seen = [n.node.hint if isinstance(n, torch.SymInt) else n for n in value.shape]
+    return None if None in seen else prod(seen) * value.element_size()
 
 
 def _ancestors(node: Any, leaves: Set[Any]) -> Iterator[Any]:
