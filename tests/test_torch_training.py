@@ -201,9 +201,8 @@ def test_masks_are_made_again(given: bool, dynamic: bool) -> None:
 
 
 @pytest.mark.slow
-def test_masks_of_sizes_that_hang_on_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_masks_of_sizes_that_hang_on_data() -> None:
     def chosen(x: Any, lengths: Any) -> Any:
         found = torch.nonzero(lengths > 2).squeeze(1)
         return (x[found] * (torch.arange(x.shape[1]) < lengths[found][:, None])).exp().sum()
