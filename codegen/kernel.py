@@ -227,34 +227,38 @@ def sharing(source: KernelSource) -> KernelSource:
     return replace(source, code=source.code[:begin] + opening + source.code[at:])
 
 
-def at_position(source: KernelSource, argument: int, ctype: str, step: int, size: int, *, last: int) -> KernelSource:
-    """Returns a kernel that writes an argument ``step`` elements further on for each that another argument says.
+def at_position(source: KernelSource, steps: Mapping[int, int], ctype: str, size: int, *, last: int) -> KernelSource:
+    """Returns a kernel that writes each of some arguments its step of elements further on for each that another one
+    says.
 
     That is argument ``last``, the kernel's last one, a pointer to one ``ctype``; unless it is in [0, size), the kernel
-    does nothing.  Raises Declined if the kernel does not write the argument through a pointer that it is given.
+    does nothing.  Raises Declined if the kernel does not write such an argument through a pointer that it is given.
     """
     passed = source.parameters if source.parameters is not None else tuple(range(last))
     maps = {p.argument for p in passed if isinstance(p, TensorMap)}
-    if argument in maps or any(n == argument for n, _ in source.zeroed):
+    if maps.intersection(steps) or any(n in steps for n, _ in source.zeroed):
         raise Declined("it stores by TMA, or adds up what it writes")
     begin = source.code.index('extern "C" __global__')
     body = source.code.index("\n{\n", begin)
     opening = source.code[begin:body]
     _, _, declared = opening.rpartition("(\n")
     names = [text.split()[-1] for text in declared.removesuffix(")").split(",\n")]
-    name = names[passed.index(argument)]
-    fresh = {str(x): _scalar(x) for x in (size, step) if isinstance(x, Size) and str(x) not in names}
+    moved = {names[passed.index(n)]: step for n, step in steps.items()}
+    first = next(iter(moved))
+    sizes = (size, *moved.values())
+    fresh = {str(x): _scalar(x) for x in sizes if isinstance(x, Size) and str(x) not in names}
     at = body + len("\n{\n")
     wait = source.code.find("grid_dependency_wait();\n", at)
     at = wait + len("grid_dependency_wait();\n") if wait >= 0 else at
-    moved = (
-        f"    const int64 position_of_{name} = int64(at_{name}[0]);\n"
-        f"    if (position_of_{name} < 0 || position_of_{name} >= {size}) return;\n"
-        f"    {name} += position_of_{name} * {step};\n"
-    )
-    more = [f"const {ctype}* at_{name}", *(f"const {x.ctype} {text}" for text, x in fresh.items())]
+    lines = [
+        f"const int64 position_of_{first} = int64(at_{first}[0]);",
+        f"if (position_of_{first} < 0 || position_of_{first} >= {size}) return;",
+        *(f"{name} += position_of_{first} * {step};" for name, step in moved.items()),
+    ]
+    text = "".join(f"    {line}\n" for line in lines)
+    more = [f"const {ctype}* at_{first}", *(f"const {x.ctype} {text}" for text, x in fresh.items())]
     opening = ",\n    ".join([opening.removesuffix(")"), *more]) + ")"
-    code = source.code[:begin] + opening + source.code[body:at] + moved + source.code[at:]
+    code = source.code[:begin] + opening + source.code[body:at] + text + source.code[at:]
     return replace(source, code=code, parameters=(*passed, last, *fresh.values()))
 
 

@@ -286,6 +286,25 @@ def test_products_by_tensor_cores_store_at_a_position() -> None:
         assert result.ok, result
 
 
+def test_one_kernel_stores_at_one_position_of_several_inputs() -> None:
+    g = fg.Graph("caches")
+    x, keys, values = g.tensor("x", (2, 64)), g.tensor("keys", (2, 9, 64)), g.tensor("values", (2, 5, 64))
+    at, other = g.tensor("at", (), "int64"), g.tensor("other", (), "int64")
+    made = [g.assign(keys[:, at], g.tanh(x)), g.assign(values[:, 0], g.exp(x)), g.assign(keys[:, other], g.sin(x))]
+    g.output(g.reduction(made[-1], mode="max", axes=1), name="y")
+    agrees(g)
+    g = fg.Graph("caches")
+    x, keys, values = g.tensor("x", (2, 64)), g.tensor("keys", (2, 9, 64)), g.tensor("values", (1, 9, 2, 64))
+    at = g.tensor("at", (), "int64")
+    y = g.assign(keys[:, at], g.tanh(x)), g.assign(values[0, at], g.exp(x))
+    g.output(g.reduction(y[0], mode="max", axes=1), name="y")
+    assert kernels(g)[0] == ("pointwise", ["keys", "values"])
+    inputs = random_inputs(g)
+    for place in (0, 8, -1, 9):
+        result = check(g, "cpu", {**inputs, "at": np.asarray(place)})
+        assert result.ok, result
+
+
 def test_optimizers_are_one_kernel() -> None:
     g = fg.Graph("momentum")
     w, m, d = (g.tensor(n, (100,)) for n in "wmd")

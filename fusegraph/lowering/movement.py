@@ -11,7 +11,7 @@ from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, Gro
 from fusegraph.lowering.divided import moves
 from fusegraph.lowering.gathered import takes_rows
 from fusegraph.lowering.moved import CoordinateBuilder
-from fusegraph.lowering.views import joins_in_place, view
+from fusegraph.lowering.views import WRITTEN_THROUGH, is_assigned, joins_in_place, view
 from fusegraph.ops.base import Kind, Role
 
 #: What an element needs is followed back through at most so many nodes.
@@ -63,10 +63,13 @@ def _check_written(group: GroupView, node: Node) -> None:
     """Raises Declined for a result that is better left where it is, or written there in the first place."""
     graph, source = group.graph, node.output
     maker: Node | None = node
+    turned = True  # the source's maker could write it where the result lies
     while maker is not None and view(maker, maker.inputs[0].strides) is not None:
         source = maker.inputs[0]
+        turned = turned and maker.op.role in WRITTEN_THROUGH
         maker = graph.producer(source) if graph.producer(source) in group.members else None
-    inner = source is not node.output and node.output not in graph.output_numbers
+    stays = node.output in graph.output_numbers or (not turned and is_assigned(graph, node.output))
+    inner = source is not node.output and not stays
     if inner and (maker is None or node.output.size >= source.size):
         raise Declined(f"{node.name!r} is a view of {source.name!r}, which its readers read where it lies")
     if node.op.role is Role.CONCATENATE and joins_in_place(node):

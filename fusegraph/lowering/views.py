@@ -11,6 +11,9 @@ from fusegraph.ops.base import Kind, Role
 
 Strides = tuple[int, ...]
 
+#: Movement whose operand may be written in its result.
+WRITTEN_THROUGH = frozenset({Role.TRANSPOSE, Role.RESHAPE, Role.BROADCAST, Role.CONCATENATE})
+
 
 def strides_over(shape: Sequence[int], strides: Sequence[int], target: Sequence[int]) -> Strides:
     """Returns the strides of a tensor of this shape over one that it broadcasts to."""
@@ -108,6 +111,13 @@ def alias(tensor: Tensor, name: str, shape: Sequence[int], strides: Sequence[int
     result = Tensor(tensor.graph, name, tuple(shape), tuple(strides), tensor.dtype)
     result.base, result.start = tensor.base, tensor.start + start
     return result
+
+
+def is_assigned(graph: Graph, tensor: Tensor) -> bool:
+    """Returns true if a tensor is written in the memory that an assignment changes, by what makes it."""
+    takers = graph.consumers(tensor)
+    placed = any(n.kind is Kind.ASSIGN and n.attributes["placed"] for n in takers)
+    return placed or any(n.op.role in WRITTEN_THROUGH and is_assigned(graph, n.output) for n in takers)
 
 
 def assigned_region(node: Node) -> Tensor:

@@ -96,13 +96,16 @@ def positions(group: Group) -> tuple[object, ...]:
 
 def moved_to(source: KernelSource, group: Group) -> KernelSource:
     """Returns a group's kernel with what it writes at a position.  Raises Declined if it cannot."""
-    for n, tensor in enumerate(group.writes):
-        if (at := tensor.position) is not None:
-            if len(group.writes) > 1:
-                raise Declined("it writes other tensors as well, wherever the position is")
-            last = len(group.reads) + len(group.writes)
-            source = at_position(source, len(group.reads) + n, at.index.dtype.ctype, at.step, at.size, last=last)
-    return source
+    found = [t.position for t in group.writes]
+    first = next((at for at in found if at is not None), None)
+    if first is None:
+        return source
+    steps = {}
+    for n, at in enumerate(found):
+        if at is None or (at.index, at.size) != (first.index, first.size):
+            raise Declined("it writes other tensors as well, wherever the position is")
+        steps[len(group.reads) + n] = at.step
+    return at_position(source, steps, first.index.dtype.ctype, first.size, last=len(group.reads) + len(group.writes))
 
 
 def check_overwriting(graph: Graph, kernels: Sequence[tuple[Group, Schedule]]) -> None:

@@ -1,29 +1,32 @@
 """Products of one tensor with several parameters become one: queries, keys and values are slices of a joined product.
 
 ``x @ a`` and ``x @ b`` are columns of ``x @ concatenate(a, b)``.  The joined matrix is packed when the parameters
-change (`passes.packing`); a call reads x once, with one kernel that fills the machine instead of several that may not.
-Products that an epilogue would go on with, but for adding a bias, stay as they are, and so do those that are written
-into an input, such as the values of a cache.
+change (`passes.packing`), or the codes and scales that it is decoded from (`passes.made_alike`); a call reads x once,
+with one kernel that fills the machine instead of several that may not.  Products that an epilogue would go on with, but
+for a bias or a scale for each column, stay as they are.  What is written into an input, such as the values of a cache,
+is copied there from a joined product, which counts as a kernel more.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.layout import packed_strides, stride_order
+from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.divided import made_of_less
 from fusegraph.lowering.views import view
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.estimates import alone, cycles
+from fusegraph.passes import made_alike
+from fusegraph.passes.estimates import cycles
+from fusegraph.passes.made_alike import Joined
 from fusegraph.passes.overwriting import written_in_place
 from fusegraph.passes.parameters import fixed
 from fusegraph.passes.partition import Decision
@@ -38,13 +41,20 @@ NAME, APART, JOINED = "products with parameters", "apart", "joined"
 MARGIN = 1.05
 
 
+#: What may follow a product for each of its columns, and the number that changes nothing.
+_NEUTRAL: Mapping[Role | None, float] = {Role.SUM: 0.0, Role.PRODUCT: 1.0}
+
+
 @dataclass(frozen=True)
 class _Branch:
-    """A product with a parameter, and the addition of a bias behind it, if there is one."""
+    """A product with a parameter, what makes that of fewer bytes, and pointwise nodes behind it.
+
+    behind  nodes that add to the results, or multiply them by, a row of fixed numbers: each with the row.
+    """
 
     product: Node
-    add: Node | None = None
-    bias: Tensor | None = None
+    made: tuple[Node, ...] = ()
+    behind: tuple[tuple[Node, Tensor], ...] = ()
 
     @property
     def x(self) -> Tensor:
@@ -56,20 +66,42 @@ class _Branch:
 
     @property
     def result(self) -> Tensor:
-        return self.product.output if self.add is None else self.add.output
+        return self.behind[-1][0].output if self.behind else self.product.output
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (self.product, *(node for node, _ in self.behind))
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """Products of one tensor with parameters that are made alike, and their joined parameter."""
+
+    branches: tuple[_Branch, ...]
+    weight: Joined
+    stored: tuple[Tensor, ...]
+
+    @property
+    def longest(self) -> _Branch:
+        """The branch with the most nodes behind its product."""
+        return max(self.branches, key=lambda b: len(b.behind))
 
 
 def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Joins the parameters that one tensor is multiplied by, where slices of the whole product serve as well."""
     known = fixed(graph, options)
-    weighed = [(found, _choice(graph, found, options)) for found in _alike(graph, known) if len(found) > 1]
+    weighed = [(found, _choice(graph, found, options)) for found in _alike(graph, known)]
     choices = tuple(choice for _, choice in weighed if choice is not None)
     joined = [found for found, choice in weighed if choice is not None and choice.taken == JOINED]
     if not joined:
         return replace(same(graph), choices=choices)
     rewrite = Rewrite(graph)
-    first = {found[0].product: found for found in joined}
-    gone = {node for found in joined for b in found for node in (b.product, b.add)}
+    first = {found.branches[0].product: found for found in joined}
+    gone = {node for found in joined for b in found.branches for node in b.nodes}
     # What is made of parameters comes first: the joined product takes those of later products.
     for node in sorted(graph.nodes, key=lambda n: not known.issuperset(n.inputs)):
         if node in first:
@@ -79,7 +111,7 @@ def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     reason = "both multiply {!r} by parameters, which are joined: one product"
     decisions = [
         Decision(a.product.name, b.product.name, True, reason.format(a.x.name), a.x.nbytes, a.x.name)
-        for a, *others in joined
+        for a, *others in (found.branches for found in joined)
         for b in others
     ]
     made = replace(rewrite.done(decisions), choices=choices)
@@ -87,98 +119,138 @@ def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     return made
 
 
-def _alike(graph: Graph, known: Container[Tensor]) -> Iterator[list[_Branch]]:
+def _alike(graph: Graph, known: Container[Tensor]) -> Iterator[_Branches]:
     """Yields products of the same tensor with parameters, with like attributes and dtypes, in the graph's order."""
-    found: dict[object, list[_Branch]] = defaultdict(list)
-    stored = written_in_place(graph)
+    found: dict[object, list[list[_Branch]]] = defaultdict(list)
     for node in graph.nodes:
         branch = _branch(graph, node, known) if node.op.role is Role.MATMUL else None
-        if branch is not None and branch.result not in stored:
-            how = [None if n is None else (n.op.name, repr(dict(n.attributes))) for n in (branch.product, branch.add)]
-            dtypes = branch.weight.dtype, branch.product.output.dtype, branch.result.dtype
-            found[branch.x, how[0], dtypes].append(branch)
-    for branches in found.values():
-        if len({repr(dict(b.add.attributes)) for b in branches if b.add is not None}) <= 1:
-            yield branches
+        if branch is None:
+            continue
+        dtypes = branch.weight.dtype, node.output.dtype, branch.result.dtype
+        classes = found[branch.x, node.op, repr(dict(node.attributes)), dtypes]
+        of = next((each for each in classes if _joins(graph, (each[0], branch)) is not None), None)
+        if of is None:
+            classes.append([branch])
+        else:
+            of.append(branch)
+    stored = written_in_place(graph)
+    for branches in (each for classes in found.values() for each in classes if len(each) > 1):
+        weight = _joins(graph, branches)
+        if weight is not None:
+            yield _Branches(tuple(branches), weight, tuple(b.result for b in branches if b.result in stored))
+
+
+def _joins(graph: Graph, branches: Sequence[_Branch]) -> Joined | None:
+    """Returns the joined parameter of products; None if they, or what follows them, are not alike."""
+    steps = [[(n.op, repr(dict(n.attributes)), n.output.dtype) for n, _ in b.behind] for b in branches]
+    longest = max(steps, key=len)
+    if any(each != longest[: len(each)] for each in steps):
+        return None
+    nodes = {node for b in branches for node in b.made}
+    return made_alike.joined(graph, [b.weight for b in branches], 1, nodes)
 
 
 def _branch(graph: Graph, node: Node, known: Container[Tensor]) -> _Branch | None:
-    """Returns a product with a parameter whose result, with a bias or without, is taken as it lies in memory."""
+    """Returns a product with a parameter whose result, with what follows for each column, is taken as it lies."""
     x, weight = node.inputs
     if weight not in known or x in known or weight.rank != 2 or "parts" in node.attributes:
         return None
-    if made_of_less(graph, weight, node):  # joined they would be a copy of more bytes
-        return None
-    branch, add = _Branch(node), only_consumer(graph, node.output)
-    if add is not None and add.op.role is Role.SUM and len(add.inputs) == 2:
-        bias = add.inputs[add.inputs[0] is node.output]
-        width = weight.shape[-1]
-        is_row = bias.size == width and bias.shape[-1:] == (width,)
-        if bias in known and is_row and add.output.shape == node.output.shape:
-            branch = _Branch(node, add, bias)
-    result = branch.result
+    behind: list[tuple[Node, Tensor]] = []
+    result = node.output
+    while (follows := only_consumer(graph, result)) is not None:
+        row = _row(follows, result, known)
+        if row is None:
+            break
+        behind.append((follows, row))
+        result = follows.output
     takers = graph.consumers(result)
     apart = packed_strides((*result.shape[:-1], 2 * result.shape[-1]))  # as rows of a slice are
-    viewed = all(n.kind is Kind.ATTENTION or view(n, apart) is not None for n in takers)
+    viewed = all(n.kind in (Kind.ATTENTION, Kind.ASSIGN) or view(n, apart) is not None for n in takers)
     inner = result not in graph.output_numbers and result.strides == packed_strides(result.shape)
     if not takers or not viewed or not inner:
         return None
-    return branch if weight.shape[-1] * result.dtype.itemsize % PART_BYTES == 0 and result.size else None
+    if weight.shape[-1] * result.dtype.itemsize % PART_BYTES or not result.size:
+        return None
+    return _Branch(node, made_of_less(graph, weight, node), tuple(behind))
 
 
-def _choice(graph: Graph, branches: Sequence[_Branch], options: Options) -> Choice | None:
+def _row(node: Node, result: Tensor, known: Container[Tensor]) -> Tensor | None:
+    """Returns the row of fixed numbers that a node adds to, or multiplies, each row of a product; None if it does not.
+
+    Other results of the node than the product's shape, such as those of wider rows, are none.
+    """
+    if node.op.role not in _NEUTRAL or len(node.inputs) != 2 or node.output.shape != result.shape:
+        return None
+    row, width = node.inputs[node.inputs[0] is result], result.shape[-1]
+    return row if row in known and row.size == width and row.shape[-1:] == (width,) else None
+
+
+def _choice(graph: Graph, found: _Branches, options: Options) -> Choice | None:
     """Returns the choice of joining products, by what these and the joined one take; None if no kernel takes that."""
     target = options.target.planned
-    made = Graph("joined", graph.io_dtype, graph.compute_dtype)
-    product, x = branches[0].product, branches[0].x
-    inner = made._add_tensor("x", x.shape, x.strides, x.dtype)
-    shape, strides = _joined_form(branches)
-    weight = made._add_tensor("weight", shape, strides, branches[0].weight.dtype)
-    out = (*product.output.shape[:-1], shape[-1])
-    result = made._add_tensor("result", out, packed_strides(out), product.output.dtype)
-    made.add_node(Node(product.op, (inner, weight), product.attributes, result))
-    made.inputs, made.outputs = [inner, weight], [result]
+    product, x = found.branches[0].product, found.branches[0].x
     try:
-        apart = sum(cycles(alone(graph, b.product, {}), options) + target.launch_cycles for b in branches)
-        joined = cycles(made, options) + target.launch_cycles
+        each = [(b, made_alike.joined(graph, [b.weight], 1, b.made)) for b in found.branches]
+        apart = sum(cycles(_estimated(graph, b.product, w), options) + target.launch_cycles for b, w in each if w)
+        joined = cycles(_estimated(graph, product, found.weight), options) + target.launch_cycles
     except Declined:
         return None
+    if found.stored:
+        joined += target.launch_cycles + 2 * sum(t.nbytes for t in found.stored) / target.bytes_per_cycle
     preferred = JOINED if MARGIN * joined < apart else APART
-    alike = f"{x.type} {x.strides} {[b.weight.type for b in branches]}"
+    alike = f"{x.type} {x.strides} {[b.weight.type for b in found.branches]}"
     return weigh(NAME, product.name, {APART: apart, JOINED: joined}, preferred, options.settled, alike)
 
 
-def _joined_form(branches: Sequence[_Branch]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns shape and strides of the joined parameters, which lie in memory as the first of them does."""
-    weight = branches[0].weight
-    shape = weight.shape[0], sum(b.weight.shape[1] for b in branches)
-    return shape, packed_strides(shape, stride_order(weight.shape, weight.strides))
+def _estimated(graph: Graph, product: Node, weight: Joined) -> Graph:
+    """Returns a graph of a product alone with a parameter, and of the nodes that make this."""
+    x = product.inputs[0]
+    made = Graph("joined", graph.io_dtype, graph.compute_dtype)
+
+    def leaf(each: Joined) -> Tensor:
+        if each.axis is None and each.tensors[0].is_constant:
+            return made.constant(each.tensors[0].value, dtype=each.tensors[0].dtype)
+        tensor = intermediate(made, each.tensors[0].name, "joined", each.shape, each.strides, each.tensors[0].dtype)
+        made.inputs.append(tensor)
+        return tensor
+
+    made.inputs = [made._add_tensor("x", x.shape, x.strides, x.dtype)]
+    inputs = (made.inputs[0], made_alike.write(made, weight, leaf))
+    shape = (*product.output.shape[:-1], weight.shape[1])
+    result = made._add_tensor("result", shape, packed_strides(shape), product.output.dtype)
+    made.add_node(Node(product.op, inputs, product.attributes, result))
+    made.outputs = [result]
+    return made
 
 
-def _write(rewrite: Rewrite, branches: Sequence[_Branch]) -> None:
-    """Writes the joined product, with the bias, and slices of it with the names of the results."""
-    graph, first = rewrite.graph, branches[0]
-    weights = tuple(rewrite.new[b.weight] for b in branches)
-    weight = named(graph.apply(TABLE["concatenate"], weights, {"axis": 1}), first.weight.name, "joined")
-    weight.strides = _joined_form(branches)[1]
+def _write(rewrite: Rewrite, found: _Branches) -> None:
+    """Writes the joined product, with what follows for each column, and slices of it with the names of the results."""
+    graph, first = rewrite.graph, found.branches[0]
+
+    def leaf(each: Joined) -> Tensor:
+        if each.axis is None:
+            return rewrite.new[each.tensors[0]]
+        tensors = tuple([rewrite.new[t] for t in each.tensors])
+        whole = named(graph.apply(TABLE["concatenate"], tensors, {"axis": each.axis}), each.tensors[0].name, "joined")
+        whole.strides = each.strides
+        return whole
+
+    weight = made_alike.write(graph, found.weight, leaf)
     whole = _node(graph, first.product, (rewrite.new[first.x], weight), weight.shape[1])
-    adds = [b.add for b in branches if b.add is not None]
-    if adds:
-        dtype = next(b.bias.dtype for b in branches if b.bias is not None)
-        biases = [_bias(rewrite, b, dtype) for b in branches]
-        bias = named(graph.apply(TABLE["concatenate"], biases, {"axis": 0}), adds[0].name, "joined bias")
-        whole = _node(graph, adds[0], (whole, bias), weight.shape[1])
+    for number, (node, _) in enumerate(found.longest.behind):
+        rows = [_rows(rewrite, b, number, node) for b in found.branches]
+        row = named(graph.apply(TABLE["concatenate"], rows, {"axis": 0}), node.name, "joined row")
+        whole = _node(graph, node, (whole, row), weight.shape[1])
     start = 0
-    for b in branches:
+    for b in found.branches:
         result = rewrite.result(b.result)
-        stop = start + b.weight.shape[1]
         bounds = {
             "starts": (*(0 for _ in result.shape[1:]), start),
-            "stops": (*result.shape[:-1], stop),
+            "stops": (*result.shape[:-1], start + b.width),
             "steps": (1,) * result.rank,
         }
         graph.add_node(Node(TABLE["slice"], (whole,), bounds, result))
-        start = stop
+        start += b.width
 
 
 def _node(graph: Graph, like: Node, inputs: tuple[Tensor, ...], width: int) -> Tensor:
@@ -188,10 +260,12 @@ def _node(graph: Graph, like: Node, inputs: tuple[Tensor, ...], width: int) -> T
     return graph.add_node(Node(like.op, inputs, like.attributes, made)).output
 
 
-def _bias(rewrite: Rewrite, branch: _Branch, dtype: object) -> Tensor:
-    """Returns the bias of a branch, in one dimension; zeros if it has none."""
-    width = branch.weight.shape[1]
-    if branch.bias is None:
-        return rewrite.graph.constant(np.zeros(width, np.float32), dtype=dtype)
-    bias = rewrite.new[branch.bias]
-    return bias if bias.rank == 1 else rewrite.graph.apply(TABLE["reshape"], (bias,), {"shape": (width,)})
+def _rows(rewrite: Rewrite, branch: _Branch, number: int, like: Node) -> Tensor:
+    """Returns the row that a branch adds or multiplies by in the place of a node, in one dimension; numbers that change
+    nothing if it does not.
+    """
+    if number >= len(branch.behind):
+        dtype = next(t.dtype for t in like.inputs if t.dtype.is_float) if like.inputs else like.output.dtype
+        return rewrite.graph.constant(np.full(branch.width, _NEUTRAL[like.op.role], np.float32), dtype=dtype)
+    row = rewrite.new[branch.behind[number][1]]
+    return row if row.rank == 1 else rewrite.graph.apply(TABLE["reshape"], (row,), {"shape": (branch.width,)})

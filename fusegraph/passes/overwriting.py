@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.views import WRITTEN_THROUGH
 from fusegraph.ops.base import Kind, Role
 
-#: Movement whose result may be read where its operand lies, and movement whose operand may be written in its result.
+#: Movement whose result may be read where its operand lies.
 _SEEN_THROUGH = frozenset({Role.TRANSPOSE, Role.RESHAPE, Role.BROADCAST, Role.SLICE})
-_WRITTEN_THROUGH = frozenset({Role.TRANSPOSE, Role.RESHAPE, Role.BROADCAST, Role.CONCATENATE})
 
 
 def assignments(graph: Graph) -> list[Node]:
@@ -42,7 +42,7 @@ def laid(graph: Graph, tensor: Tensor) -> list[Tensor]:
     found = [tensor]
     for t in found:
         node = graph.producer(t)
-        if node is not None and node.op.role in _WRITTEN_THROUGH:
+        if node is not None and node.op.role in WRITTEN_THROUGH:
             found += [x for x in node.inputs if x not in found]
     return found
 
