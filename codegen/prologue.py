@@ -43,7 +43,8 @@ class Source:
     ctype      of an element as it lies in memory.
     place      number of its place in `Prologue.places`.
     alignment  of the tensor, in bytes; ``itemsize`` that of an element.
-    product    the number of the product, where several operands lie in memory alike; ``of`` its subscript.
+    product    the number of the product, where several operands lie in memory alike; ``of`` its subscript, where what
+               is read of them is in one array.
     """
 
     value: Value
@@ -66,8 +67,8 @@ class Source:
 class Prologue:
     """Names, places and the program of one operand; ``label`` ("a" or "b") begins the names of a plain one.
 
-    ``others`` are further operands, which lie in memory as a plain one does.  With ``pairs`` the program is one of
-    `codegen.packed`.
+    ``others`` are the tensors of further operands, which lie in memory as those of this one do.  With ``pairs`` the
+    program is one of `codegen.packed`.
     """
 
     def __init__(
@@ -78,11 +79,10 @@ class Prologue:
         self.operands = (*gather.operands, *others)
         self.pointers = [names.unique(op.name) for op in self.operands]
         self.places = [Place(gather.batch, gather.outer, gather.inner, gather.start)]
-        self._terms: dict[Value, str] = {}
         if self.program is None:
-            op = gather.operand
+            plain = gather.operand
             self.name = " and of ".join(self.pointers)
-            read = (op.dtype.ctype, 0, op.alignment, op.dtype.itemsize)
+            read = (plain.dtype.ctype, 0, plain.alignment, plain.dtype.itemsize)
             self.sources = [
                 Source(Load(0), label, "", pointer, *read, n, f"[{n}]" if others else "")
                 for n, pointer in enumerate(self.pointers)
@@ -90,7 +90,10 @@ class Prologue:
             return
         program = self.program
         self.name = names.unique(gather.operand.name)
-        self._emitter = Emitter(program, names)
+        each = max(1, len(program.loads))
+        #: for each operand: what writes its program, and the C expressions of what is the same for all elements
+        self._emitters = [Emitter(program, names) for _ in range(1 + len(others) // each)]
+        self._terms: list[dict[Value, str]] = [{} for _ in self._emitters]
         batch, outer, inner = gather.steps()
         self.sources = []
         for n, place in enumerate(map(Place, batch[1:], outer[1:], inner[1:], gather.starts)):
@@ -100,14 +103,16 @@ class Prologue:
             if place not in self.places:
                 self.places.append(place)
             at = self.places.index(place)
-            text = program.loads[n].name if loaded else f"{label} index"
-            called = names.unique(text), names.unique(text, "_e")
-            if loaded:
-                op, dtype = program.loads[n], program.loads[n].dtype
-                source = Source(Load(n), *called, self.pointers[n], dtype.ctype, at, op.alignment, dtype.itemsize)
-                self.sources.append(source)
-            else:
-                self.sources.append(Source(Index(n - len(program.loads)), *called, "", "int32", at, 4, 4))
+            value = Load(n) if loaded else Index(n - len(program.loads))
+            for product in range(len(self._emitters) if loaded else 1):
+                op = self.operands[product * each + n] if loaded else None
+                text = op.name if op is not None else f"{label} index"
+                called = names.unique(text), names.unique(text, "_e")
+                if op is None:
+                    self.sources.append(Source(value, *called, "", "int32", at, 4, 4))
+                else:
+                    pointer, t = self.pointers[product * each + n], op.dtype
+                    self.sources.append(Source(value, *called, pointer, t.ctype, at, op.alignment, t.itemsize, product))
         if not any(s.place == 0 for s in self.sources):
             self.places[0] = Place((0,) * len(gather.batch), (0,) * len(gather.outer), (0,) * len(gather.inner))
         found = {source.value for source in self.sources}
@@ -165,25 +170,26 @@ class Prologue:
         program = self.program
         if program is None:
             return
-        for value in self._constants:
-            n, text = value.operand, f"{self.pointers[value.operand]}[0]"
-            if self._pairs:
-                self._terms[value] = self._names.unique(program.loads[n].name, "_s")
-                self.w.line(f"const {pair_type(program.loads[n].dtype)} {self._terms[value]} = {text};")
-            else:
-                self._terms[value] = constant(self.w, self._names, program, n, text, "_s")
-        self._emitter.statements(self.w, self._terms, lambda k: not self._varies[k])
+        for product, (emitter, terms) in enumerate(zip(self._emitters, self._terms)):
+            for value in self._constants:
+                n, text = value.operand, f"{self.pointers[product * len(program.loads) + value.operand]}[0]"
+                if self._pairs:
+                    terms[value] = self._names.unique(program.loads[n].name, "_s")
+                    self.w.line(f"const {pair_type(program.loads[n].dtype)} {terms[value]} = {text};")
+                else:
+                    terms[value] = constant(self.w, self._names, program, n, text, "_s")
+            emitter.statements(self.w, terms, lambda k: not self._varies[k])
 
-    def element(self, read: Mapping[Value, str]) -> str:
+    def element(self, read: Mapping[Value, str], product: int = 0) -> str:
         """Writes the program; returns the C expression of the element, in its own type, or of a pair of elements.
 
-        ``read`` has the sources' elements as they lie in memory, or pairs of them.
+        ``read`` has the sources' elements as they lie in memory, or pairs of them, for the operand of a ``product``.
         """
         program = self.program
         if program is None:
             return read[Load(0)]
-        terms = dict(self._terms)
-        for source in self.sources:
+        terms, emitter = dict(self._terms[product]), self._emitters[product]
+        for source in self.sources_of(product):
             text = read[source.value]
             if isinstance(source.value, Load) and not self._pairs:
                 ctype = ctype_of(program, source.value)
@@ -191,7 +197,11 @@ class Prologue:
                     self.w.line(f"const {ctype} {source.element} = convert<{ctype}>({text});")
                     text = source.element
             terms[source.value] = text
-        self._emitter.statements(self.w, terms, lambda k: self._varies[k])
+        emitter.statements(self.w, terms, lambda k: self._varies[k])
         if self._pairs:
-            return self._emitter.term(program.stores[0].value, terms)
-        return self._emitter.stored(program.stores[0], terms, lambda v: ctype_of(program, v))
+            return emitter.term(program.stores[0].value, terms)
+        return emitter.stored(program.stores[0], terms, lambda v: ctype_of(program, v))
+
+    def sources_of(self, product: int) -> list[Source]:
+        """Returns the sources of one of several operands: those of its tensors, and the positions, which all have."""
+        return [source for source in self.sources if source.product == product or not source.pointer]

@@ -307,8 +307,9 @@ class ContractionSpec(KernelSpec):
     """A sum of products: result[b, m, n] = sum over k of a[b, m, k] * b[b, n, k], then a program on every result.
 
     batch, m, n, k  sizes of the batch, row, column and reduction dimensions.
-    others                    further operands B, which lie in memory as b does: each makes a result of its own with
-                              a, and the program sees them all (``Anchor(0)`` is that of b).
+    others                    of further operands B what stands for each tensor that b is read from, or computed of, and
+                              lies as that does: each B makes a result of its own with a, and the program sees them
+                              all (``Anchor(0)`` is that of b).
     accumulate                C type of the sum: float, double, uint32 or uint64 (integers wrap around).
     result                    C type in which the program sees the sum (its anchor value).
     program                   over the space batch + rows + cols.
@@ -356,11 +357,6 @@ class ContractionSpec(KernelSpec):
         return max((x.chunk for x in self.partials if not x.rows), default=1)
 
     @property
-    def seconds(self) -> tuple[Operand, ...]:
-        """All operands B."""
-        return (self.b.operand, *self.others)
-
-    @property
     def arguments(self) -> tuple[Operand, ...]:
         """What the operands are read or computed from: the kernel's first arguments."""
         last = () if self.metadata is None else (self.metadata,)
@@ -369,7 +365,7 @@ class ContractionSpec(KernelSpec):
     @property
     def products(self) -> int:
         """How many products share operand A: results at each place, each with an operand B of its own."""
-        return 1 + len(self.others)
+        return 1 + len(self.others) // len(self.b.operands) if self.others else 1
 
     @property
     def sums(self) -> str:

@@ -23,6 +23,7 @@ from fusegraph.passes import order
 from fusegraph.passes.algorithms import Algorithm
 from fusegraph.passes.crossing import check_overwriting, moved_to, positions, writes_over
 from fusegraph.passes.fuse import fuse
+from fusegraph.passes.joined_products import NOTE as JOINED
 from fusegraph.passes.launched_together import launch_together
 from fusegraph.passes.memory import MemoryPlan, plan_memory
 from fusegraph.passes.packing import PACKING
@@ -127,6 +128,11 @@ class Plan:
     def namesakes(self) -> Mapping[str, tuple[str, ...]]:
         """The names of nodes that were merged, as they compute the same, by the name of the one that is left."""
         return self.steps.note("namesakes")
+
+    @property
+    def joined(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of results that are parts of a joined one, by its name."""
+        return self.steps.note(JOINED)
 
     @property
     def packed(self) -> Mapping[Tensor, tuple[str, ...]]:

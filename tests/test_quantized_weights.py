@@ -140,14 +140,52 @@ def test_what_is_no_number_stays_in_its_group() -> None:
     np.testing.assert_array_equal(y, np.tile([np.inf, np.nan, 32, np.nan, 32, 32], (2, 1)))
 
 
-def test_products_with_several_weights_are_not_joined_into_copies() -> None:
+def test_products_with_several_weights_are_joined_as_codes() -> None:
     g = fg.Graph("several", "bfloat16")
     x = g.tensor("x", (4, 64))
     for name in "qkv":
         w, s = g.tensor(f"w{name}", (64, 64), "int8", parameter=True), g.tensor(f"s{name}", (64, 1), parameter=True)
         g.output((x @ (g.cast(w, "bfloat16") * s).T).reshape(4, 4, 16), name=name)
     made = plan(g, Options(target=target("h200")))
-    assert (len(made.kernels), made.packing) == (3, None)
+    assert len(made.kernels) == 2  # the product, and what copies its parts to the outputs
+    assert [(t.shape, t.dtype.name) for t in made.packed] == [((192, 64), "int8"), ((192, 1), "bfloat16")]
+    check_all([g])
+
+
+def pair(bits: int, rows: int, scaled: str, zero: bool) -> Any:
+    """Returns the graph of a gated layer of two weights (128, 256) of so many bits, whose results meet."""
+    g = fg.Graph("gated", "bfloat16")
+    x, made = g.tensor("x", (rows, 256)), []
+    for name in ("gate", "up"):
+        codes = g.tensor(f"{name} codes", (128, 256 * bits // 8), "uint8", parameter=True)
+        if bits == 4:
+            both = [g.bitwise_and(codes, 15), g.shift_right(codes, 4)]
+            codes = g.concatenate(*(c.reshape(128, 128, 1) for c in both), axis=2).reshape(128, 256)
+        w = g.cast(codes, "bfloat16").reshape(128, 4, 64)
+        w = w - (g.cast(g.tensor(f"{name} zero", (128, 4, 1), "uint8", parameter=True), "bfloat16") if zero else 8)
+        if scaled != "none":
+            w = w * g.tensor(f"{name} scale", (128, 4, 1) if scaled == "groups" else (), parameter=True)
+        made.append(x @ w.reshape(128, 256).T)
+    g.output(g.swish(made[0]) * made[1], name="y")
+    return g
+
+
+@pytest.mark.parametrize("scaled", ["groups", "all", "none"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_two_weights_of_one_layer_are_one_kernel(bits: int, scaled: str) -> None:
+    graphs = [pair(bits, rows, scaled, zero) for rows, zero in ((1, False), (5, True), (16, False), (40, True))]
+    kernels = [len(plan(g, Options(target=target("h200"))).kernels) for g in graphs]
+    assert kernels == [1, 1, 1, 2]  # more rows are multiplied by warpgroups, which decode one weight
+    check_all(graphs, arch="sm_90a")
+
+
+def test_weights_that_are_decoded_otherwise_are_two_kernels() -> None:
+    g = fg.Graph("gated", "bfloat16")
+    x = g.tensor("x", (1, 256))
+    a, b = (g.cast(g.tensor(name, (128, 256), "uint8", parameter=True), "bfloat16") for name in "ab")
+    g.output(g.swish(x @ (a - 8).T) * (x @ (b - 7).T), name="y")
+    assert len(plan(g, Options(target=target("h200"))).kernels) == 2
+    check_all([g])
 
 
 def test_a_weight_that_two_products_take_is_made_once() -> None:

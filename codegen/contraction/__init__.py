@@ -76,6 +76,22 @@ def _dense(function: Callable[..., T]) -> Callable[..., T]:
     return asked
 
 
+def _in_memory(function: Callable[..., T]) -> Callable[..., T]:
+    """Returns a function of a form whose kernels read several operands B as they lie in memory."""
+
+    @wraps(function)
+    def asked(spec: ContractionSpec, target: Target) -> T:
+        if spec.others and spec.b.program is not None:
+            raise Declined("thin products alone compute several operands B")
+        return function(spec, target)
+
+    return asked
+
+
+def _plain(function: Callable[..., T]) -> Callable[..., T]:
+    return _dense(_in_memory(function))
+
+
 FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
@@ -85,20 +101,21 @@ FAMILY = EstimatedFamily(
             cost=thin_schedule.cost,
         ),
         Form(
-            "wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma,
+            "wgmma", WgmmaSchedule, _in_memory(wgmma_schedule.schedules), wgmma.render,
+            _in_memory(wgmma_schedule.cycles), _coarse_wgmma,
             cost=wgmma_schedule.cost,
         ),
         Form(
-            "mma", MmaSchedule, _dense(mma_schedule.schedules), mma.render, _dense(mma_schedule.cycles), _coarse_mma,
+            "mma", MmaSchedule, _plain(mma_schedule.schedules), mma.render, _plain(mma_schedule.cycles), _coarse_mma,
             cost=mma_schedule.cost,
         ),
-        Form("halo", HaloSchedule, _dense(halo_schedule.schedules), halo.render, _dense(halo_schedule.cycles)),
+        Form("halo", HaloSchedule, _plain(halo_schedule.schedules), halo.render, _plain(halo_schedule.cycles)),
         Form(
-            "stem", StemSchedule, _dense(stem_schedule.schedules), stem.render, _dense(stem_schedule.cycles),
+            "stem", StemSchedule, _plain(stem_schedule.schedules), stem.render, _plain(stem_schedule.cycles),
             cost=stem_schedule.cost,
         ),
         Form(
-            "simt", SimtSchedule, _dense(simt_schedule.schedules), simt.render, _dense(simt_schedule.cycles),
+            "simt", SimtSchedule, _plain(simt_schedule.schedules), simt.render, _plain(simt_schedule.cycles),
             cost=simt_schedule.cost,
         ),
     ),

@@ -156,8 +156,8 @@ class _Operand:
     def declare(self) -> None:
         """Declares what a lane has read of its pieces."""
         for source in self.flying:
-            if not source.product:
-                of = f"[{self.prologue.products}]" if self.prologue.products > 1 else ""
+            if not source.of or not source.product:
+                of = f"[{self.prologue.products}]" if source.of else ""
                 self.w.line(f"{self.held(source)} {source.name}{of}[{self.lines}][{self.s.pieces}];")
 
     def fetch(self, inside: str) -> None:
@@ -216,22 +216,22 @@ class _Operand:
                 w.line(f"words_of(now.{source.name}{source.of}[{i}][{self._c}], {name}[{i}]);")
                 return
             if self.codes is not None:
-                read = self._pairs(i)
+                read = self._pairs(product, i)
                 with w.unrolled(f"for (int r = 0; r < {count}; ++r)"):
-                    pair = f"({self.prologue.element(read)}).bits"
+                    pair = f"({self.prologue.element(read, product)}).bits"
                     w.line(f"{name}[{i}][r] = {f'{kept} ? {pair} : 0' if kept else pair};")
                 return
             w.line(f"Vector<{way.element}, {self.piece}> piece;")
             with w.unrolled(f"for (int e = 0; e < {self.piece}; ++e)"):
-                w.line(f"piece[e] = {self._multiplied(self.prologue.element(self._elements(product, i)))};")
+                w.line(f"piece[e] = {self._multiplied(self.prologue.element(self._elements(product, i), product))};")
             whole = f"kept(piece, {kept})" if kept and way.gather.program is not None else "piece"
             w.line(f"words_of({whole}, {name}[{i}]);")
 
-    def _pairs(self, i: str) -> dict[Value, str]:
+    def _pairs(self, product: int, i: str) -> dict[Value, str]:
         """Writes what has been read for piece ``c`` of row ``i`` as pairs; returns the C expressions of pair ``r``."""
         codes, t, read = self.codes, self.way.element, {}
         assert codes is not None
-        for source in self.prologue.sources:
+        for source in self.prologue.sources_of(product):
             number, text = self._number(source), f"now.{source.name}{source.of}[{i}][{self._c}]"
             text = source.next + self.at if self.fixed(source) else text
             if self.single(source):
@@ -255,9 +255,7 @@ class _Operand:
     def _elements(self, product: int, i: str) -> dict[Value, str]:
         """Returns what has been read for element ``e`` of piece ``c`` of row ``i``, as it lies in memory."""
         read = {}
-        for source in self.prologue.sources:
-            if source.product != product:
-                continue
+        for source in self.prologue.sources_of(product):
             piece = self.geometry(source)
             if self.known(source):
                 at = linear([(f"({piece.offset('e')})", 1)], self.prologue.place(source).start)
@@ -288,7 +286,7 @@ class _Operand:
         if len([step for step in place.inner if step]) > 1 or not any(place.outer):
             return
         run = next(size for size, step in zip(way.inner, place.inner) if step) * source.itemsize
-        products = [other for other in self.prologue.sources if other.value == source.value or other.product]
+        products = [other for other in self.prologue.sources if other.value == source.value]
         lines = min(most(run) // LINE, AHEAD // (LINE * tile * len(products)))
         if lines < 1 or run < lines * LINE:
             return

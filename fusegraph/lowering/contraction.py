@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
+from codegen import best_schedule
+from codegen.canonical import canonical
 from codegen.contraction import FAMILY
 from codegen.contraction.merge import exchanged
 from codegen.declined import Declined
@@ -17,7 +19,7 @@ from fusegraph.lowering import convolution, partials, prologue
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.convolution import Product
-from fusegraph.lowering.divided import divided
+from fusegraph.lowering.divided import Divided, divided
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.precision import in_parts, weighed
 from fusegraph.lowering.program import broadcast_strides, broadcasts_to, describe
@@ -91,6 +93,11 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
         ):
             raise Declined(f"{anchor.name!r} is computed by phases: a kernel of its own turns {tensor.name!r}")
     check_size(view)
+    if any(view.before([a.inputs[1]]) for a in anchors[1:]):
+        try:
+            best_schedule(_spec(options, view), options.target.planned)
+        except Declined as reason:
+            raise Declined(f"{anchor.name!r} and {anchors[1].name!r} are two kernels: {reason}") from None
     products = [choice for a in anchors if a.op.role in _PRODUCTS for choice in weighed(a, options)]
     confirmed = partial(prologue.confirmed, view, options)
     spec = partial(_spec, options)
@@ -273,29 +280,19 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     """Returns the implicit GEMM of a group that `accept` takes."""
     anchors = view.contractions
     anchor, *more = anchors
-    a, b, *others = (
-        Operand(t.name, t.dtype, t.strides, view.alignment(t, options))
-        for t in (*anchor.inputs[:2], *(node.inputs[1] for node in more))
-    )
-    least = min(op.alignment for op in (b, *others))
-    b = replace(b, alignment=least)
+    a, b = (Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in anchor.inputs[:2])
     whole = divided(view, options, anchor, partial(_whole, anchor))
     found = product(anchor, a, b) if whole is None else whole.product(_whole(anchor, a, b), _part)
-    operands = [found.a, found.b]
-    reads: list[tuple[Tensor, ...]] = [(t,) for t in anchor.inputs[:2]]
-    for n, operand in enumerate(anchor.inputs[:2]):
-        if whole is not None and prologue.before(view, operand):
-            operands[n], reads[n] = whole.computed(n, operands[n], _whole(anchor, a, b))
-        elif prologue.before(view, operand):
-
-            def gather_of(strides: Strides, n: int = n) -> Gather:
-                moved = product(
-                    anchor, *(replace(op, strides=strides) if k == n else op for k, op in enumerate((a, b)))
-                )
-                return (moved.a, moved.b)[n]
-
-            operands[n], reads[n] = prologue.computed(view, options, operand, operands[n], gather_of)
-    reads.append((*(node.inputs[1] for node in more), *anchor.inputs[2:]))
+    first, read = _operand(view, options, anchor, 0, found, whole)
+    seconds = [_operand(view, options, node, 1, found, whole if node is anchor else None) for node in anchors]
+    least = [min(op.alignment for op in each) for each in zip(*(gather.operands for gather, _ in seconds))]
+    second, *further = [_aligned(gather, least) for gather, _ in seconds]
+    for node, gather in zip(more, further):
+        if repr(canonical(gather)) != repr(canonical(second)):
+            raise Declined(f"{anchor.inputs[1].name!r} and {node.inputs[1].name!r} are computed in different ways")
+    operands = [first, second]
+    others = [op for gather in further for op in gather.operands]
+    reads = [read, *(tensors for _, tensors in seconds), anchor.inputs[2:]]
     words = [Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in anchor.inputs[2:]]
     halves = {node.output: node for node in view.nodes if node.op.role is Role.PARTIAL}
     own_view = prologue.epilogue_view(view, anchors)
@@ -327,7 +324,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         factored=_factored(anchor, operands, options),
         terms=found.terms,
         results=found.results,
-        others=tuple(replace(op, alignment=least) for op in others),
+        others=tuple(others),
         partials=tuple(parts),
         metadata=words[0] if words else None,
     )
@@ -338,6 +335,38 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         if turned is not None and (not few or FAMILY.cycles(turned, target) < FAMILY.cycles(spec, target)):
             spec, reads[:2] = turned, reads[1::-1]
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
+
+
+def _operand(
+    view: GroupView, options: Options, anchor: Node, number: int, found: Product, whole: Divided | None
+) -> tuple[Gather, tuple[Tensor, ...]]:
+    """Returns how an operand of a contraction is read, or computed, and the tensors that are read.
+
+    ``found`` is the product as its operands would be read, over dimensions that ``whole`` has split.
+    """
+    tensor = anchor.inputs[number]
+    plain = (found.a, found.b)[number]
+    plain = replace(plain, operand=Operand(tensor.name, tensor.dtype, tensor.strides, view.alignment(tensor, options)))
+    if not prologue.before(view, tensor):
+        return plain, (tensor,)
+    a, b = (Operand(t.name, t.dtype, t.strides) for t in anchor.inputs[:2])
+    whole = whole or divided(view, options, anchor, partial(_whole, anchor))
+    if whole is not None:
+        return whole.computed(number, plain, _whole(anchor, a, b))
+
+    def gather_of(strides: Strides) -> Gather:
+        moved = product(anchor, *(replace(op, strides=strides) if k == number else op for k, op in enumerate((a, b))))
+        return (moved.a, moved.b)[number]
+
+    return prologue.computed(view, options, tensor, plain, gather_of)
+
+
+def _aligned(gather: Gather, least: Sequence[int]) -> Gather:
+    """Returns an operand whose tensors are aligned as little as these."""
+    operands = tuple(replace(op, alignment=each) for op, each in zip(gather.operands, least))
+    if gather.program is None:
+        return replace(gather, operand=operands[0])
+    return replace(gather, program=replace(gather.program, loads=operands))
 
 
 def _factored(anchor: Node, operands: Sequence[Gather], options: Options) -> bool:

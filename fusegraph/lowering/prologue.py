@@ -88,10 +88,11 @@ def accept(
 
     Raises Declined, with the reason, if they cannot be, Outweighed if they should not.
     """
-    anchor, choices = anchors[0], list[Choice]()
-    for position, operand in enumerate((anchor.inputs[0], *(each.inputs[-1] for each in anchors))):
+    choices = list[Choice]()
+    for position, anchor in [(0, anchors[0]), *((len(a.inputs) - 1, a) for a in anchors)]:
+        operand = anchor.inputs[position]
         nodes = before(view, operand)
-        if nodes and (anchor.kind is not Kind.CONTRACTION or (position > 0 and len(anchors) > 1)):
+        if nodes and anchor.kind is not Kind.CONTRACTION:
             raise Declined(
                 f"{nodes[-1].op.name} {nodes[-1].name!r} comes before {anchor.op.name} {anchor.name!r}, "
                 f"which reads {operand.name!r} as it lies in memory"

@@ -3,7 +3,7 @@
 ``x @ a`` and ``x @ b`` are columns of ``x @ concatenate(a, b)``.  The joined matrix is packed when the parameters
 change (`passes.packing`), or the codes and scales that it is decoded from (`passes.made_alike`); a call reads x once,
 with one kernel that fills the machine instead of several that may not.  Products that an epilogue would go on with, but
-for a bias or a scale for each column, stay as they are.  What is written into an input, such as the values of a cache,
+for a bias or a scale for each column, stay as they are.  What is an output, or is written into an input like a cache,
 is copied there from a joined product, which counts as a kernel more.
 """
 
@@ -37,6 +37,8 @@ from fusegraph.pattern import only_consumer
 
 #: What is chosen.
 NAME, APART, JOINED = "products with parameters", "apart", "joined"
+#: The note that has the names of the results that are parts of a joined one, by its name.
+NOTE = "joined"
 #: How many times longer than the joined product the others must be estimated to take.
 MARGIN = 1.05
 
@@ -79,11 +81,14 @@ class _Branch:
 
 @dataclass(frozen=True)
 class _Branches:
-    """Products of one tensor with parameters that are made alike, and their joined parameter."""
+    """Products of one tensor with parameters that are made alike, and their joined parameter.
+
+    copied  the results that belong into outputs or inputs of the graph: parts of a joined result are copied there.
+    """
 
     branches: tuple[_Branch, ...]
     weight: Joined
-    stored: tuple[Tensor, ...]
+    copied: tuple[Tensor, ...]
 
     @property
     def longest(self) -> _Branch:
@@ -102,10 +107,11 @@ def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     rewrite = Rewrite(graph)
     first = {found.branches[0].product: found for found in joined}
     gone = {node for found in joined for b in found.branches for node in b.nodes}
+    names: dict[str, tuple[str, ...]] = {}
     # What is made of parameters comes first: the joined product takes those of later products.
     for node in sorted(graph.nodes, key=lambda n: not known.issuperset(n.inputs)):
         if node in first:
-            _write(rewrite, first[node])
+            _write(rewrite, first[node], names)
         elif node not in gone:
             rewrite.take_over(node)
     reason = "both multiply {!r} by parameters, which are joined: one product"
@@ -114,7 +120,7 @@ def join_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         for a, *others in (found.branches for found in joined)
         for b in others
     ]
-    made = replace(rewrite.done(decisions), choices=choices)
+    made = replace(rewrite.done(decisions), choices=choices, notes={NOTE: names})
     foresee_views(made.graph)
     return made
 
@@ -133,11 +139,20 @@ def _alike(graph: Graph, known: Container[Tensor]) -> Iterator[_Branches]:
             classes.append([branch])
         else:
             of.append(branch)
-    stored = written_in_place(graph)
+    stored = written_in_place(graph) | graph.output_numbers.keys()
     for branches in (each for classes in found.values() for each in classes if len(each) > 1):
         weight = _joins(graph, branches)
         if weight is not None:
-            yield _Branches(tuple(branches), weight, tuple(b.result for b in branches if b.result in stored))
+            copied = tuple(b.result for b in branches if not stored.isdisjoint(_views(graph, b.result)))
+            yield _Branches(tuple(branches), weight, copied)
+
+
+def _views(graph: Graph, tensor: Tensor) -> Iterator[Tensor]:
+    """Yields a tensor and what only shows its elements otherwise."""
+    yield tensor
+    for node in graph.consumers(tensor):
+        if view(node, tensor.strides) is not None:
+            yield from _views(graph, node.output)
 
 
 def _joins(graph: Graph, branches: Sequence[_Branch]) -> Joined | None:
@@ -195,8 +210,8 @@ def _choice(graph: Graph, found: _Branches, options: Options) -> Choice | None:
         joined = cycles(_estimated(graph, product, found.weight), options) + target.launch_cycles
     except Declined:
         return None
-    if found.stored:
-        joined += target.launch_cycles + 2 * sum(t.nbytes for t in found.stored) / target.bytes_per_cycle
+    if found.copied:
+        joined += target.launch_cycles + 2 * sum(t.nbytes for t in found.copied) / target.bytes_per_cycle
     preferred = JOINED if MARGIN * joined < apart else APART
     alike = f"{x.type} {x.strides} {[b.weight.type for b in found.branches]}"
     return weigh(NAME, product.name, {APART: apart, JOINED: joined}, preferred, options.settled, alike)
@@ -223,8 +238,11 @@ def _estimated(graph: Graph, product: Node, weight: Joined) -> Graph:
     return made
 
 
-def _write(rewrite: Rewrite, found: _Branches) -> None:
-    """Writes the joined product, with what follows for each column, and slices of it with the names of the results."""
+def _write(rewrite: Rewrite, found: _Branches, names: dict[str, tuple[str, ...]]) -> None:
+    """Writes the joined product, with what follows for each column, and slices of it with the names of the results.
+
+    Adds the results that are joined to ``names``.
+    """
     graph, first = rewrite.graph, found.branches[0]
 
     def leaf(each: Joined) -> Tensor:
@@ -235,12 +253,14 @@ def _write(rewrite: Rewrite, found: _Branches) -> None:
         whole.strides = each.strides
         return whole
 
-    weight = made_alike.write(graph, found.weight, leaf)
+    weight = made_alike.write(graph, found.weight, leaf, names)
     whole = _node(graph, first.product, (rewrite.new[first.x], weight), weight.shape[1])
+    names[whole.name] = tuple([b.product.output.name for b in found.branches])
     for number, (node, _) in enumerate(found.longest.behind):
         rows = [_rows(rewrite, b, number, node) for b in found.branches]
         row = named(graph.apply(TABLE["concatenate"], rows, {"axis": 0}), node.name, "joined row")
         whole = _node(graph, node, (whole, row), weight.shape[1])
+        names[whole.name] = tuple([b.behind[number][0].output.name for b in found.branches if number < len(b.behind)])
     start = 0
     for b in found.branches:
         result = rewrite.result(b.result)

@@ -140,8 +140,13 @@ def _widened(node: Node, axis: int, size: int) -> dict[str, Any]:
     return attributes
 
 
-def write(graph: Graph, whole: Joined, leaf: Callable[[Joined], Tensor]) -> Tensor:
-    """Adds the nodes that make a concatenation to a graph; ``leaf`` returns what they are made of."""
+def write(
+    graph: Graph, whole: Joined, leaf: Callable[[Joined], Tensor], names: dict[str, tuple[str, ...]] | None = None
+) -> Tensor:
+    """Adds the nodes that make a concatenation to a graph; ``leaf`` returns what they are made of.
+
+    Adds to ``names`` the name of each result that has several in it, with theirs.
+    """
     made: dict[tuple[tuple[Tensor, ...], int | None], Tensor] = {}
 
     def written(each: Joined) -> Tensor:
@@ -156,6 +161,8 @@ def write(graph: Graph, whole: Joined, leaf: Callable[[Joined], Tensor]) -> Tens
             first = each.node.output
             result = intermediate(graph, first.name, "joined", each.shape, each.strides, first.dtype)
             made[key] = graph.add_node(Node(each.node.op, inputs, each.attributes, result)).output
+            if names is not None:
+                names[result.name] = tuple([t.name for t in each.tensors])
         return made[key]
 
     return written(whole)

@@ -155,13 +155,21 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
 
     every = [(old, (new, *plan.copies.get(new, ()))) for old, new in plan.counterparts.items()]
 
+    def parts_of(whole: str) -> Iterator[str]:
+        for name in plan.joined.get(whole, ()):
+            yield from plan.namesakes.get(name, (name,))
+
     def names(chosen: Collection[Tensor]) -> frozenset[str]:
-        """Returns the names of the graph's tensors whose counterpart in the plan, or a copy of it, is in ``chosen``."""
+        """Returns the names of the graph's tensors whose counterpart in the plan, a copy of it, or the whole that it is
+        a part of is in ``chosen``.
+        """
         wanted = {t.name for t in chosen}  # of a plan for a range of sizes, nodes have the tensors of another size
-        return frozenset(old.name for old, all_ in every if any(t.name in wanted for t in all_))
+        parts = {name for whole in wanted for name in parts_of(whole)}
+        return frozenset(old.name for old, all_ in every if any(t.name in wanted for t in all_)) | parts
 
     constants = frozenset(old.name for old, new in plan.counterparts.items() if new.is_constant)
     sums = {old.name: coarse[t] for old, all_ in every for t in all_ if t in coarse}
+    sums |= {name: most for t, most in coarse.items() for name in parts_of(t.name)}
     tiles = {
         name: a.tile for n, a in plan.algorithms.items() if a.tile is not None for name in plan.namesakes.get(n, (n,))
     }
