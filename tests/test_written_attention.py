@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import check_all
 
 import fusegraph as fg
 from codegen.attention.spec import AttentionSpec, Bound
@@ -133,6 +134,17 @@ def test_computed_keys_lie_as_warpgroups_read_them() -> None:
     kernels = plan(g, choose=by_cost_model(target("sm_90a"))).kernels
     assert len(kernels) == 2
     assert isinstance(kernels[-1].choice.schedule, AttentionWgmmaSchedule)
+
+
+def test_batches_that_no_reshape_divides_again() -> None:
+    """torch multiplies in three dimensions, and leaves the shape of a result to whoever takes it."""
+    g = fg.Graph("windows", io_dtype="bfloat16")
+    q, k, v = (g.tensor(name, (BATCH, HEADS, LENGTH, DEPTH)) for name in "qkv")
+    scores = (q * 0.25).reshape(-1, LENGTH, DEPTH) @ k.transpose(0, 1, 3, 2).reshape(-1, DEPTH, LENGTH)
+    weights = g.cast(g.softmax(g.cast(scores.reshape(BATCH, HEADS, LENGTH, LENGTH), "float32")), "bfloat16")
+    g.output(weights.reshape(-1, LENGTH, LENGTH) @ v.reshape(-1, LENGTH, DEPTH))
+    assert [k.group.family for k in plan(g).kernels] == ["attention"]
+    check_all([g])
 
 
 def test_products_needed_elsewhere_keep_their_batch() -> None:

@@ -32,6 +32,6 @@ FAMILY = Family(
             compare=wgmma_schedule.compare,
         ),
         Form("mma", AttentionMmaSchedule, mma.schedules, mma.render),
-        Form("simt", AttentionSimtSchedule, simt.schedules, simt.render),
+        Form("simt", AttentionSimtSchedule, simt.schedules, simt.render, cost=simt.cost),
     ),
 )

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from codegen.attention.backward_scores import BackwardScores, sums, without_places
 from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.scores import stored
-from codegen.attention.simt import LANES, WARPS, add_products, columns_of_lane, multiply, rows_of_warp
+from codegen.attention.simt import (
+    LANES,
+    MOST_SHARED,
+    WARPS,
+    add_products,
+    columns_of_lane,
+    multiply,
+    rows_of_lanes,
+    rows_of_warp,
+)
 from codegen.attention.tiles import Tiles, backward_sources
-from codegen.buffers import Buffer, Buffers, Edge, guard
+from codegen.buffers import VECTORS, Buffer, Buffers, Edge, guard
 from codegen.declined import Declined
 from codegen.expr import literal
 from codegen.family import Schedule
@@ -22,8 +31,8 @@ from codegen.spec import KernelSource
 from codegen.target import Target
 
 THREADS = WARPS * LANES
-#: Most bytes of shared memory of a block, and most elements of results of a thread.
-MOST_SHARED, MOST_ELEMENTS = 96 << 10, 64
+#: Most elements of results of a thread.
+MOST_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,13 @@ def buffers(spec: AttentionBackwardSpec, s: AttentionBackwardSimtSchedule) -> Bu
     """Returns what a block has in shared memory."""
     real, a = spec.program.real, spec.attention
     held, brought = (("queries", "losses"), ("keys", "values"))[:: 1 if spec.queries else -1]
-    sizes, note = (a.depth, a.width), "a column is spread over all banks"
+    sizes = (a.depth, a.width)
+    factors = [name for name, x in (("by_scores", spec.first), ("by_weights", spec.second)) if x is not None]
     return Buffers(
         (
-            *(Buffer(name, real, (s.height, n)) for name, n in zip(held, sizes)),
-            *(Buffer(name, real, (LANES, n), pad=1, note=note) for name, n in zip(brought, sizes)),
+            *(Buffer(name, real, (s.height, n), align=VECTORS) for name, n in zip(held, sizes)),
+            *(rows_of_lanes(name, real, n) for name, n in zip(brought, sizes)),
+            *(Buffer(name, real, (s.height, LANES), align=VECTORS) for name in factors),
         )
     )
 
@@ -143,7 +154,11 @@ class _Renderer:
                 with w.block(""):
                     scores.weigh("m", "n", "s[r]", count=1)
                     w.line("s[r] = weighted[0];")
-        add_products(w, real, s.rows, *((x.name, x.factors, self.brought[x.tile].tile) for x in self.sums))
+        factors = {"d": "by_scores", "s": "by_weights"}
+        for x in self.sums:
+            put = f"shared.{factors[x.factors]}[row + r][lane] = {x.factors}[r];"
+            w.unrolled_line(f"for (int r = 0; r < {s.rows}; ++r) {put}")
+        add_products(w, real, s.rows, *((x.name, factors[x.factors], self.brought[x.tile].tile) for x in self.sums))
 
     def _results(self) -> None:
         """Writes the stores of the results."""

@@ -1,6 +1,8 @@
 """Attention by single threads: every dtype, any strides, everywhere; float32 as it is.
 
 A warp has some queries, of which each lane computes the scores of one key of a tile, then some elements of the results.
+Multiply-adds wait for shared memory, from which a warp gets 128 bytes a cycle: what all lanes read is read in vectors,
+and what one has read serves all queries of its warp.
 """
 
 from __future__ import annotations
@@ -8,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 
 from codegen.attention.scores import Scores, argument_names, merged, stored
 from codegen.attention.spec import AttentionSpec
 from codegen.attention.tiles import Tiles, forward_sources
-from codegen.buffers import Buffer, Buffers, Edge, guard
+from codegen.buffers import SIZES, VECTORS, Buffer, Buffers, Edge, guard, where
 from codegen.declined import Declined
 from codegen.expr import literal
 from codegen.family import Schedule
@@ -21,8 +24,15 @@ from codegen.spec import KernelSource
 from codegen.target import Target
 
 WARPS, LANES = 4, 32
-#: Most bytes of shared memory for a block's elements of queries, keys and values.
-MOST_SHARED = 96 << 10
+#: Most bytes of shared memory of a block: an architecture has 99 KB.
+MOST_SHARED = 98 << 10
+#: Queries of a warp, and most sums of results that a thread has in registers.
+QUERIES, MOST_SUMS = (8, 4, 2, 1), 32
+#: Of a query and a tile of keys, for a warp: exchanges between lanes, and instructions beside multiply-adds.
+EXCHANGES, INSTRUCTIONS = 5, 30
+#: The share of the time in which a multiprocessor has warps that need not wait, and the cycles of a tile in which a
+#: block waits for memory, unless others have its place.
+BUSY, WAITING = 0.6, 1500.0
 
 
 @dataclass(frozen=True)
@@ -36,25 +46,56 @@ class AttentionSimtSchedule(Schedule):
         return WARPS * self.queries
 
 
+def rows_of_lanes(name: str, real: str, elements: int) -> Buffer:
+    """Returns a buffer of which each lane reads a row, in vectors if these divide it."""
+    size = vector(real, elements)
+    pad = 0 if elements // size % 2 else size
+    return Buffer(name, real, (LANES, elements), pad=pad, align=VECTORS, note="a column is spread over all banks")
+
+
+def vector(real: str, elements: int) -> int:
+    """Returns how many neighbours in a row of so many elements are read at once."""
+    size = VECTORS // SIZES[real]
+    return size if elements % size == 0 else 1
+
+
 def buffers(spec: AttentionSpec, s: AttentionSimtSchedule) -> Buffers:
     """Returns what a block has in shared memory."""
     real = spec.program.real
     return Buffers(
         (
-            Buffer("queries", real, (s.rows, spec.depth)),
-            Buffer("keys", real, (LANES, spec.depth), pad=1, note="a column is spread over all banks"),
-            Buffer("values", real, (LANES, spec.width)),
+            Buffer("queries", real, (s.rows, spec.depth), align=VECTORS),
+            rows_of_lanes("keys", real, spec.depth),
+            Buffer("values", real, (LANES, spec.width), align=VECTORS),
+            Buffer("weights", real, (s.rows, LANES), align=VECTORS),
         )
     )
 
 
-def schedules(spec: AttentionSpec, target: Target | None = None) -> tuple[AttentionSimtSchedule, ...]:
+def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionSimtSchedule, ...]:
     """Returns schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
-    found = [AttentionSimtSchedule(n) for n in (4, 2, 1) if n * -(-spec.width // LANES) <= 32]
+    found = [AttentionSimtSchedule(n) for n in QUERIES if n * -(-spec.width // LANES) <= MOST_SUMS]
     found = [s for s in found if buffers(spec, s).bytes <= MOST_SHARED]
     if not found:
         raise Declined(f"32 keys of {spec.depth} and values of {spec.width} elements do not fit shared memory")
-    return tuple(found)
+    return tuple(sorted(found, key=lambda s: cost(spec, s, target)))
+
+
+def cost(spec: AttentionSpec, s: AttentionSimtSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take, from the cycles that shared memory and multiply-adds
+    take for a tile of keys, of which all are met.
+    """
+    real, n = spec.program.real, s.queries
+    words, size = SIZES[real] // 4, vector(real, spec.depth)
+    columns = Edge(spec.width, LANES).tiles
+    shared = spec.depth * words + n * spec.depth / size  # a row of keys for each lane, and queries for all of them
+    shared += LANES * columns * words + n * LANES * SIZES[real] / VECTORS + n * (EXCHANGES + words)
+    shared += (spec.depth + spec.width) * words * LANES / (WARPS * LANES)
+    issued = n * (words * (spec.depth + LANES * columns) + INSTRUCTIONS)
+    # Of the warps of a block each has its turn at shared memory; four are issued at a time.
+    tile = max(WARPS * shared, issued) / BUSY
+    blocks, tiles = prod(spec.batch) * Edge(spec.rows, s.rows).tiles, Edge(spec.keys, LANES).tiles
+    return tiles * max(blocks * tile / target.sms, tile + WAITING)
 
 
 def render(spec: AttentionSpec, schedule: AttentionSimtSchedule) -> KernelSource:
@@ -131,7 +172,8 @@ class _Renderer:
             if spec.width:
                 w.unrolled_line(f"for (int c = 0; c < {self.width.tiles}; ++c) o[r][c] *= rescale;")
         if spec.width:
-            add_products(w, real, s.queries, ("o", "s", "values"))
+            w.unrolled_line(f"for (int r = 0; r < {s.queries}; ++r) shared.weights[row + r][lane] = s[r];")
+            add_products(w, real, s.queries, ("o", "weights", "values"))
 
     def _store(self) -> None:
         """Writes the stores of a row of the results."""
@@ -165,20 +207,36 @@ class _Renderer:
 def multiply(k: Kernel, real: str, sums: str, rows: int, a: str, b: str) -> None:
     """Writes the products of a warp's rows of the buffer ``a`` with the lane's row of the buffer ``b``."""
     k.line(f"{real} {sums}[{rows}] = {{}};")
-    if depth := k.buffers[a].shape[-1]:
-        with k.block(f"for (int i = 0; i < {depth}; ++i)"):
-            product = f"shared.{a}[row + r][i] * shared.{b}[lane][i]"
-            k.unrolled_line(f"for (int r = 0; r < {rows}; ++r) {sums}[r] += {product};")
+    depth = k.buffers[a].shape[-1]
+    if not depth:
+        return
+    size = vector(real, depth)
+    with k.block(f"for (int i = 0; i < {depth}; i += {size})"):
+        k.line(f"const auto {b}_i = load_shared<{size}>(&shared.{b}[lane][i]);")
+        with k.unrolled(f"for (int r = 0; r < {rows}; ++r)"):
+            k.line(f"const auto {a}_i = load_shared<{size}>(&shared.{a}[row + r][i]);")
+            k.unrolled_line(f"for (int e = 0; e < {size}; ++e) {sums}[r] += {a}_i[e] * {b}_i[e];")
 
 
 def add_products(k: Kernel, real: str, rows: int, *products: tuple[str, str, str]) -> None:
-    """Writes products (sums, A, buffer B) of a warp's rows, of which a lane has a column, with tiles."""
-    with k.block(f"for (int j = 0; j < {LANES}; ++j)"), k.unrolled(f"for (int r = 0; r < {rows}; ++r)"):
+    """Writes products (sums, buffer A, buffer B) of a warp's rows of A, which it has written, with tiles of which a
+    lane has columns.
+    """
+    size = VECTORS // SIZES[real]
+    k.line("__syncwarp();")
+    with k.block(f"for (int j = 0; j < {LANES}; j += {size})"):
         for sums, a, b in products:
-            column, columns = f"c * {LANES} + lane", Edge(k.buffers[b].shape[-1], LANES)
-            k.line(f"const {real} {a}_j = __shfl_sync(0xffffffffu, {a}[r], j);")
-            add = f"{guard(columns.inside(column))}{sums}[r][c] += {a}_j * shared.{b}[j][{column}];"
-            k.unrolled_line(f"for (int c = 0; c < {columns.tiles}; ++c) {add}")
+            columns = Edge(k.buffers[b].shape[-1], LANES)
+            exists = columns.inside(f"c * {LANES} + lane")
+            k.line(f"{real} {b}_j[{size}][{columns.tiles}];")
+            with k.unrolled(f"for (int e = 0; e < {size}; ++e)"):
+                value = where(exists, f"shared.{b}[j + e][c * {LANES} + lane]", f"{real}(0)")
+                k.unrolled_line(f"for (int c = 0; c < {columns.tiles}; ++c) {b}_j[e][c] = {value};")
+            with k.unrolled(f"for (int r = 0; r < {rows}; ++r)"):
+                k.line(f"const auto {a}_j = load_shared<{size}>(&shared.{a}[row + r][j]);")
+                with k.unrolled(f"for (int e = 0; e < {size}; ++e)"):
+                    add = f"{sums}[r][c] += {a}_j[e] * {b}_j[e][c];"
+                    k.unrolled_line(f"for (int c = 0; c < {columns.tiles}; ++c) {add}")
 
 
 @contextmanager

@@ -7,7 +7,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from codegen import best_schedule
 from codegen.attention import simt as attention_simt
+from codegen.attention.simt import AttentionSimtSchedule
 from codegen.attention.spec import AttentionSpec, Pages
 from codegen.declined import Declined
 from codegen.expr import Anchor, Index, Load, Operand, Program, Result, Store, Value
@@ -111,7 +113,16 @@ def from_memory(node: Node, operand: Tensor, made: Tensor, target: Target) -> st
 
 def check(node: Node, graph: Graph, options: Options) -> None:
     """Raises Declined, with the reason, if there is no kernel for a node, whose tensors are those of a graph."""
-    attention_simt.schedules(_spec(node, graph, options, "attention")[0])
+    attention_simt.schedules(_spec(node, graph, options, "attention")[0], options.target.planned)
+
+
+def by_threads(node: Node, graph: Graph, options: Options) -> float | None:
+    """Returns the cycles that the kernel of a node is estimated to take if it is one of single threads' multiply-adds;
+    None if tensor cores multiply.
+    """
+    spec, target = _spec(node, graph, options, "attention")[0], options.target.planned
+    schedule = best_schedule(spec, target)
+    return attention_simt.cost(spec, schedule, target) if isinstance(schedule, AttentionSimtSchedule) else None
 
 
 def lower(view: GroupView, options: Options, name: str) -> Lowered:

@@ -15,9 +15,9 @@ from codegen.declined import Declined
 from fusegraph.dtypes import float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
-from fusegraph.lowering import attention
+from fusegraph.lowering import attention as lowering
 from fusegraph.lowering.base import Options
-from fusegraph.lowering.choices import Choice, speculate
+from fusegraph.lowering.choices import LEFT, MADE, Choice, Outweighed, speculate, weigh
 from fusegraph.lowering.program import broadcasts_to, describe
 from fusegraph.lowering.scores import readers
 from fusegraph.lowering.views import divided, turned_back
@@ -26,10 +26,16 @@ from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.attention_pages import PAGES, TURNED_PAGES
 from fusegraph.passes.attention_parts import Subgraph, chain_of, evaluated, linear, weight_of
 from fusegraph.passes.attention_rows import zeros_kept
+from fusegraph.passes.estimates import alone, cycles
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
 from fusegraph.passes.speculation import ATTENTION as PASS
 from fusegraph.pattern import Found, Pattern, made_of, only_consumer, op
+
+#: How often a softmax in memory, and the products beside it, read or write the scores; how much slower one kernel must
+#: be estimated to be than three, to be three; the most bytes of scores that are left in memory for that, and the fewest
+#: queries: of what fewer ask for, memory is the limit, and one kernel reads the keys alone that masks leave.
+SOFTMAX, CLEARLY, MOST_BYTES, LEAST_ROWS = 4, 1.1, 256 << 20, 64
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,8 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
             if reason is not None:
                 raise Declined(reason)
             made = _node(graph, match)
-            attention.check(made, graph, options)
-            speculate(PASS, match.out.name, options.settled, choices, str(match.score.type))
+            lowering.check(made, graph, options)
+            _weigh(graph, match, made, options, choices)
         except Declined as declined:
             left(node, declined)
             continue
@@ -96,6 +102,27 @@ def recognise(graph: Graph, options: Options) -> Rewritten:
         text = f"attention: {len(match.members)} nodes become one kernel, no score is in memory"
         decisions.append(Decision(match.product.name, match.out.name, True, text, 2 * match.score.nbytes))
     return replace(_rewritten(graph, matches, decisions), choices=tuple(choices))
+
+
+def _weigh(graph: Graph, match: _Match, made: Node, options: Options, choices: list[Choice]) -> None:
+    """Adds to ``choices`` whether attention is one kernel.  Raises Outweighed if it is not.
+
+    Tensor cores may multiply float32 in parts, but not those of attention: two products and a softmax in memory can be
+    faster than single threads' multiply-adds.
+    """
+    alike, target = str(match.score.type), options.target.planned
+    one = lowering.by_threads(made, graph, options)
+    if one is None or match.score.nbytes > MOST_BYTES or match.score.shape[-2] < LEAST_ROWS:
+        speculate(PASS, match.out.name, options.settled, choices, alike)
+        return
+    apart = sum(cycles(alone(graph, n, {}), options) for n in (match.product, match.second))
+    apart += 2 * target.launch_cycles + SOFTMAX * match.score.nbytes / target.bytes_per_cycle
+    estimates = {MADE: one, LEFT: apart}
+    preferred = LEFT if CLEARLY * apart < one else MADE
+    choices.append(choice := weigh(PASS, match.out.name, estimates, preferred, options.settled, alike))
+    if choice.taken == LEFT:
+        times = f"{one / target.clock:.1f} us, two products and a softmax {apart / target.clock:.1f} us"
+        raise Outweighed(f"as one kernel, by single threads, it is estimated to take {times}", choice)
 
 
 def _counted_along(graph: Graph, matches: Mapping[Node, tuple[_Match, Node]]) -> tuple[Node, Node] | None:

@@ -14,19 +14,25 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
-from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 from fusegraph.pattern import only_consumer
 
 Shape = tuple[int, ...]
 
 
 def take_apart(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
-    """Takes apart the batch dimensions that are joined around products and divided again behind them."""
-    return replaced(graph, partial(_joined, graph), partial(_divide, graph))
+    """Takes apart the batch dimensions that are joined around products."""
+    return replaced(graph, partial(_found, graph), partial(_divide, graph))
 
 
-def _joined(graph: Graph, node: Node) -> Node | None:
-    """Returns the product whose batch a reshape divides again, if an operand's batch was joined before."""
+def _found(graph: Graph, node: Node) -> tuple[Node, Shape] | None:
+    """Returns the product that a node is, or whose batch a reshape divides, and the dimensions of its batch that were
+    joined before: by a reshape of an operand, or of both if none divides the result.
+    """
+    if node.op.role is Role.MATMUL:
+        batches = {_batch(graph, t) for t in node.inputs}
+        batch = batches.pop()
+        return (node, batch) if not batches and batch is not None and node.output.rank == 3 else None
     product = graph.producer(node.inputs[0]) if node.op.role is Role.RESHAPE else None
     if product is None or product.op.role is not Role.MATMUL or only_consumer(graph, product.output) is not node:
         return None
@@ -35,7 +41,18 @@ def _joined(graph: Graph, node: Node) -> Node | None:
     if len(joined) != 3 or len(batch) < 2 or out[-2:] != joined[1:] or prod(batch) != joined[0]:
         return None
     alike = all(t.shape[0] == joined[0] and t.rank == 3 for t in product.inputs)
-    return product if alike and any(_comes_apart(graph, t, batch) for t in product.inputs) else None
+    return (product, batch) if alike and any(_comes_apart(graph, t, batch) for t in product.inputs) else None
+
+
+def _batch(graph: Graph, tensor: Tensor) -> Shape | None:
+    """Returns the dimensions that were joined to a tensor's first one; None if none were."""
+    maker = graph.producer(tensor)
+    if maker is None or tensor.rank != 3:
+        return None
+    if maker.op.role is Role.RESHAPE:
+        batch = maker.inputs[0].shape[:-2]
+        return batch if len(batch) > 1 and _comes_apart(graph, tensor, batch) else None
+    return _batch(graph, _main(maker)) if _turns(maker) or _scales(graph, maker) else None
 
 
 def _comes_apart(graph: Graph, tensor: Tensor, batch: Shape) -> bool:
@@ -70,10 +87,15 @@ def _main(node: Node) -> Tensor:
     return max(node.inputs, key=lambda t: t.size)
 
 
-def _divide(graph: Graph, rewrite: Rewrite, node: Node, product: Node) -> None:
-    batch = node.output.shape[:-2]
+def _divide(graph: Graph, rewrite: Rewrite, node: Node, found: tuple[Node, Shape]) -> None:
+    product, batch = found
     operands = tuple(_divided(graph, rewrite, t, batch) for t in product.inputs)
-    rewrite.graph.add_node(Node(product.op, operands, product.attributes, rewrite.result(node.output)))
+    if node is not product:
+        rewrite.graph.add_node(Node(product.op, operands, product.attributes, rewrite.result(node.output)))
+        return
+    made = named(rewrite.graph.apply(product.op, operands, dict(product.attributes)), node.name, "divided")
+    joined = rewrite.result(node.output)
+    rewrite.graph.add_node(Node(TABLE["reshape"], (made,), {"shape": joined.shape}, joined))
 
 
 def _divided(graph: Graph, rewrite: Rewrite, tensor: Tensor, batch: Shape) -> Tensor:

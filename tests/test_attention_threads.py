@@ -1,0 +1,107 @@
+"""Attention by single threads' multiply-adds: its schedules, and when three kernels with tensor cores are faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from graphs import ARCHS, check_all, compile_for
+
+import fusegraph as fg
+from codegen import best_schedule
+from codegen.attention import simt
+from codegen.attention.simt import AttentionSimtSchedule
+from codegen.attention.spec import AttentionSpec
+from codegen.declined import Declined
+from codegen.target import PORTABLE, target
+from fusegraph.engines.cpu import CpuExecutable, build_together
+from fusegraph.lowering.base import Options
+from fusegraph.plan import Choice, Plan, plan
+from fusegraph.report.check import check_executable, random_inputs
+
+
+def graph(
+    rows: int, keys: int, depth: int, width: int, dtype: str = "float32", batch: tuple[int, int] = (2, 2), **how: Any
+) -> fg.Graph:
+    g = fg.Graph("attention", dtype)
+    q, k = (g.tensor(name, (*batch, n, depth)) for name, n in (("q", rows), ("k", keys)))
+    g.output(g.sdpa(q, k, g.tensor("v", (*batch, keys, width)), attn_scale=depth**-0.5, **how), name="y")
+    return g
+
+
+def with_queries(count: int) -> Any:
+    """Returns a chooser of the schedule with so many queries in a warp."""
+
+    def choose(spec: Any, _: Any) -> Choice:
+        if not isinstance(spec, AttentionSpec):
+            return Choice(best_schedule(spec, PORTABLE))
+        return Choice(next(s for s in simt.schedules(spec, PORTABLE) if s.queries == count))
+
+    return choose
+
+
+#: (rows, keys, depth, width): vectors, none, and rows of keys that begin in the same bank but for their padding.
+SIZES = ((49, 70, 32, 32), (33, 31, 13, 5), (5, 64, 6, 36), (64, 33, 64, 64), (1, 1, 4, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_schedule(dtype: str) -> None:
+    for count in simt.QUERIES:
+
+        def planner(g: fg.Graph, options: Options, count: int = count) -> Plan:
+            return plan(g, options, choose=with_queries(count))
+
+        made = [CpuExecutable(graph(*sizes, dtype), Options(), planner=planner, lazy=True) for sizes in SIZES]
+        build_together(made)
+        for executable in made:
+            result = check_executable(executable, random_inputs(executable.graph))
+            assert result.ok, result
+
+
+def test_gradients() -> None:
+    graphs = []
+    for rows, keys, depth, width in SIZES[:4]:
+        g = fg.Graph("gradients")
+        sizes = (rows, depth), (keys, depth), (keys, width)
+        q, k, v = (g.tensor(name, (1, 2, *size)) for name, size in zip("qkv", sizes))
+        y = g.sdpa(q, k, v, attn_scale=0.25)
+        loss = g.reduction(y * g.tensor("w", y.shape), mode="add")
+        for name, grad in zip("qkv", g.gradients(loss, [q, k, v])):
+            g.output(grad, name=f"d{name}")
+        graphs.append(g)
+    check_all(graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernels_compile(arch: str) -> None:
+    """The most queries of a warp beside the widest values: registers hold all of it."""
+    for count, width in ((8, 128), (4, 256)):
+        for kernel in compile_for(arch, [graph(256, 256, width, width)], choose=with_queries(count)):
+            assert kernel.spill_bytes == 0, kernel.name
+
+
+def families(g: fg.Graph, machine: str = "h200") -> list[str]:
+    return [k.group.family for k in plan(g, Options(target=target(machine))).kernels]
+
+
+def test_tensor_cores_multiply_float32_of_long_attention_beside_a_softmax_in_memory() -> None:
+    many = graph(512, 512, 64, 64, batch=(16, 12))
+    assert families(many).count("contraction") == 2
+    assert "attention" not in families(many)
+    assert families(many, "sm_80") == ["attention"]  # where single threads multiply float32 in products, too
+    for kept in (
+        graph(64, 64, 32, 32, batch=(256, 12)),  # a launch, and scores that come and go, take longer
+        graph(8, 4096, 64, 64, batch=(16, 12)),  # memory is the limit
+        graph(4096, 4096, 64, 64, batch=(2, 12)),  # scores would take 1.6 GB
+    ):
+        assert set(families(kept)) <= {"attention", "rows"}
+    assert families(graph(512, 512, 64, 64, "bfloat16", batch=(16, 12))) == ["attention"]
+
+
+def test_tiles_beyond_shared_memory_are_declined() -> None:
+    (kernel,) = plan(graph(8, 8, 64, 64)).kernels
+    assert isinstance(kernel.choice.schedule, AttentionSimtSchedule)
+    with pytest.raises(Declined, match="do not fit shared memory"):
+        simt.schedules(replace(kernel.group.lowered.spec, depth=4096, width=4096), PORTABLE)
