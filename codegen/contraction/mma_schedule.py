@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from codegen.buffers import Buffer, Buffers, Edge
+from codegen.buffers import Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.fragments import MOST_PAD
@@ -62,7 +62,7 @@ class MmaSchedule(Schedule):
 
     def tiles(self, parts: TilePaths) -> int:
         """Returns the number of tiles that make up the results."""
-        return parts.batch * Edge(parts.rows, self.tile_m).tiles * Edge(parts.cols, self.tile_n).tiles
+        return parts.batch * -(-parts.rows // self.tile_m) * -(-parts.cols // self.tile_n)
 
 
 # ---- schedules
@@ -98,6 +98,8 @@ STAGES = (4, 3, 2)
 L2_SHARE, LATENCY, SHARED_RATE, ISSUE = 48 / 70, 900.0, 128.0, 128.0
 #: Cycles between two loads to registers of a warp that has one of the multiprocessor's schedulers to itself.
 BETWEEN_LOADS = 15.0
+#: How much longer products take of so few warps.
+FEW_WARPS = {1: 2.0, 2: 1.5, 4: 1.2}
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
@@ -127,24 +129,30 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 
 def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
     """Returns the cycles that a schedule is estimated to take."""
-    parts = tile_paths(spec, _widens(spec, target))
+    parts = _paths(spec, _widens(spec, target))
     tile = _tile(spec, parts, schedule, target)
     if tile is None:
         raise Declined("threads cannot fill the tiles of this schedule, or have too few registers")
-    return _cost(parts, tile, schedule, target, _resident(tile, schedule, target), BETWEEN_LOADS)
+    return _cost(parts, tile, schedule, target, _resident(tile, schedule.threads, schedule.stages, target), BETWEEN_LOADS)
 
 
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSchedule]]:
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
-    parts = tile_paths(spec, _widens(spec, target))
+    parts = _paths(spec, _widens(spec, target))
     if parts.a.parts > 1:
         raise Declined("float32 is multiplied in parts by warpgroups only")
     found = list(_candidates(spec, parts, target))
     if not found:
         raise Declined("no tile fits the shared memory of a block")
     return sorted(found, key=lambda entry: entry[0])
+
+
+@lru_cache(64)
+def _paths(spec: ContractionSpec, widen: bool) -> TilePaths:
+    """Returns the paths of the operands for estimates: numbers in them may be those of an equal spec, 0.0 for -0.0."""
+    return tile_paths(spec, widen)
 
 
 def _widens(spec: ContractionSpec, target: Target) -> bool:
@@ -169,15 +177,15 @@ def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iter
             if tile is None:
                 continue
             for stages in STAGES:
-                s = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, widen=widen)
-                resident = _resident(tile, s, target) if stages <= max(2, tile.depth) else 0
+                resident = _resident(tile, way.threads, stages, target) if stages <= max(2, tile.depth) else 0
                 if not resident:
                     continue
+                s = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, widen=widen)
                 yield _cost(parts, tile, s, target, resident), s
                 split_k = 2
                 while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and tile.depth >= 4 * split_k:
                     if tile.tiles * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
-                        shared = replace(s, split_k=split_k)
+                        shared = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, split_k, widen=widen)
                         yield _cost(parts, tile, shared, target, resident), shared
                     split_k *= 2
 
@@ -211,7 +219,7 @@ class _Tile(NamedTuple):
 
 def _tile(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target) -> _Tile | None:
     """Returns what a tile takes; None if the threads of a block cannot fill it, or have too few registers."""
-    if not all(way.fills(size, s.tile_k, s.threads) for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))):
+    if not (parts.a.fills(s.tile_m, s.tile_k, s.threads) and parts.b.fills(s.tile_n, s.tile_k, s.threads)):
         return None
     registers, itemsize = _registers(parts, s, target), parts.a.itemsize
     if registers > MOST_REGISTERS:
@@ -256,12 +264,12 @@ def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _resident(tile: _Tile, s: MmaSchedule, target: Target) -> int:
+def _resident(tile: _Tile, threads: int, stages: int, target: Target) -> int:
     """Returns how many blocks a multiprocessor holds; 0 if there can be none."""
-    needed = max(s.stages * tile.ring, tile.sums)
+    needed = max(stages * tile.ring, tile.sums)
     if needed > target.arch.shared_bytes_per_block:
         return 0
-    return max(1, target.arch.blocks_per_sm(s.threads, tile.registers, needed))
+    return max(1, target.arch.blocks_per_sm(threads, tile.registers, needed))
 
 
 def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
@@ -272,11 +280,9 @@ def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
     if target.arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
         # Hopper's mma.sync has no 8-bit floats: the compiler converts them to float16, some steps ahead.
         fragments = fragments * (7 if s.tile_k > 64 else 5) // 2
-    kept = sum(
-        held_registers(way, size, s.tile_k, s.threads, products) + convert_registers(way, target)
-        for way, size, products in ((parts.a, s.tile_m, 1), (parts.b, s.tile_n, parts.products))
-    )
-    return sums + fragments + kept + OTHER_REGISTERS
+    held = held_registers(parts.a, s.tile_m, s.tile_k, s.threads, 1) + convert_registers(parts.a, target)
+    held += held_registers(parts.b, s.tile_n, s.tile_k, s.threads, parts.products) + convert_registers(parts.b, target)
+    return sums + fragments + held + OTHER_REGISTERS
 
 
 def buffers(parts: TilePaths, s: MmaSchedule) -> Buffers:
@@ -308,11 +314,11 @@ def _cost(
 ) -> float:
     """Returns the estimated cycles: rounds of blocks that wait for products, shared memory, the L2 cache or latency."""
     warps = s.warps_m * s.warps_n
-    depth = Edge(tile.depth, s.split_k).tiles
-    rounds = Edge(tile.tiles * s.split_k, target.sms).tiles
+    depth = -(-tile.depth // s.split_k)
+    rounds = -(-tile.tiles * s.split_k // target.sms)
     together = min(resident, rounds)
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
-    busy = tile.busy * {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
+    busy = tile.busy * FEW_WARPS.get(together * warps, 1.0)
     if parts.a.words:
         busy = max(busy, tile.converted) * (WAITING if together * warps <= 8 else SHARING)
     latency = LATENCY / ahead / together

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -18,6 +17,7 @@ from codegen.expr import Program
 from codegen.filled_tiles import filled
 from codegen.operands import ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
 from codegen.ranking import in_order
+from codegen.records import changed
 from codegen.scaled_tiles import ScaledOperand, scaled
 from codegen.sparse_tiles import sparse_tiles
 from codegen.spec import ContractionSpec
@@ -87,12 +87,23 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
     The time of memory is left out, as in the estimates of the other forms.
     """
     best = _ranked(spec, target)[0][1]
-    return _cost(Layout(spec, best.operand_tiles(spec), best), best, target, cold=False)
+    return _cost(_layout(spec, best), best, target, cold=False)
 
 
 def cost(spec: ContractionSpec, schedule: WgmmaSchedule, target: Target) -> float:
     """Returns the cycles that a schedule is estimated to take with operands in memory."""
-    return _cost(Layout(spec, schedule.operand_tiles(spec), schedule), schedule, target)
+    return _cost(_layout(spec, schedule), schedule, target)
+
+
+def _layout(spec: ContractionSpec, s: WgmmaSchedule) -> Layout:
+    over = _space(spec, s.form(spec))
+    return Layout(over.spec, over.parts, s, over)
+
+
+@lru_cache(64)
+def _space(spec: ContractionSpec, form: Callable[[ContractionSpec], OperandTiles]) -> ResultSpace:
+    """Returns the space of results for estimates: numbers in it may be those of an equal spec, 0.0 for -0.0."""
+    return ResultSpace.of(spec, form(spec))
 
 
 @lru_cache(256)
@@ -117,14 +128,14 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
         try:
             if form in (operand_tiles, gathered, sparse_tiles):
                 operand_types(spec)
-            parts = form(spec)
+            over = _space(spec, form)
         except Declined as refusal:
             # Where threads must bring an operand, the reason why they cannot says more.
             reason = refusal if form in (operand_tiles, sparse_tiles) or (form is filled and has_prologue) else reason
             continue
         if form is filled and has_prologue:
             reason = Declined("threads cannot fill a tile that fits the shared memory and registers of a block")
-        if spec.partials and prod(parts.batch) != prod(spec.batch):
+        if spec.partials and prod(over.parts.batch) != prod(spec.batch):
             reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
         for count in (1, 2) if form is filled else (int(form is scaled),):
@@ -138,22 +149,21 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
                 computes=form is computed,
                 scales=form is scaled,
             )  # its tile and stages are still to be chosen
-            ranked += _candidates(spec, parts, way, target)
+            ranked += _candidates(over, way, target)
     if not ranked:
         raise reason
     return sorted(ranked, key=lambda entry: entry[0])
 
 
 def _candidates(
-    spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule, target: Target
+    over: ResultSpace, way: WgmmaSchedule, target: Target
 ) -> Iterator[tuple[float, WgmmaSchedule]]:
     """Yields schedules that bring tiles in a way, and their estimated cycles."""
-    over = ResultSpace.of(spec, parts)
-    for s in _tiles(spec, parts, way):
-        layout = Layout(spec, parts, s, over)
+    for s in _tiles(over.spec, over.parts, way):
+        layout = Layout(over.spec, over.parts, s, over)
         stages = _most_stages(layout, target)
         if stages >= 2:
-            chosen = replace(s, stages=stages)
+            chosen = changed(s, stages=stages)
             yield _cost(layout, chosen, target), chosen
 
 
@@ -164,7 +174,7 @@ def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> It
     unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
     fitting = [c for c in (256, 192, 160, 128, 96, 64, 32, 16) if not c % unit]
     for groups, cols in product((2, 3, 1), [c for c in fitting if c == unit or c < 2 * round_up(parts.cols, unit)]):
-        s = replace(way, groups=groups, tile_n=cols)
+        s = changed(way, groups=groups, tile_n=cols)
         held = _registers(spec, cols)
         both = held + cols * spec.products // 2 if adds_up else held  # including the sums of a stage
         most = _most_cols(s)
@@ -184,15 +194,15 @@ def _shared(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, in_tur
         few = tiles * split_k <= 2 * s.blocks and parts.reduction.stages >= 4 * split_k
         if split_k > 1 and (not few or 32 < s.tile_n < 16 * split_k):
             continue
-        found = s if split_k == 1 else replace(s, split_k=split_k)
+        found = s if split_k == 1 else changed(s, split_k=split_k)
         if found.part % spec.col_chunk or not _filled(spec, parts, found):
             continue
         yield found
         if split_k == 1 and in_turn and even and tiles > s.blocks:
-            yield replace(found, pingpong=True)
+            yield changed(found, pingpong=True)
         wide = _registers(spec, s.tile_n) > MOST_COLS_DOUBLED // 2
         if split_k == 1 and s.groups == 2 and spec.metadata is not None and not wide:
-            yield replace(found, doubled=True)
+            yield changed(found, doubled=True)
 
 
 #: How many schedules are tried in any case.  And how many times as long as the best one a schedule of another kind may
@@ -240,12 +250,12 @@ def _registers(spec: ContractionSpec, cols: int) -> int:
 def _most_stages(layout: Layout, target: Target) -> int:
     """Returns how many stages the ring may have; 0 if the sums that blocks of a cluster exchange do not fit it."""
     s, parts = layout.s, layout.parts
-    others = sum(x.bytes for x in layout.arrays if not x.stages)
+    others = sum(x.bytes for x in (*layout.out, *layout.left_by_warps))
     room = target.arch.shared_bytes_per_block - RESERVE - others
     useful = parts.reduction.stages * -(-s.tiles(parts) // s.blocks)  # the ring is filled for the next tile meanwhile
     each = layout.ring.stage_bytes
     most = max(MOST_STAGES, IN_FLIGHT // each)
-    stages = min(most, max(room // (layout.arrays.stage_bytes + layout.barriers.stage_bytes), 0), max(2, useful))
+    stages = min(most, max(room // layout.stage_bytes, 0), max(2, useful))
     # They take the place of the ring, and of nothing else: blocks read them while others leave their results.
     sums = Buffer("sums", "float", (s.tile_m, s.tile_n * layout.spec.products))
     return stages if s.split_k == 1 or sums.bytes <= stages * each else 0
@@ -429,8 +439,5 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     if s.pingpong:  # one consumer's epilogue overlaps with the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
     rate = min(MEMORY_SHARE * target.bytes_per_cycle, target.sm_rate * min(tiles, together) * s.split_k)
-    # What TMA brings is counted once.
-    sides = [(side, n) for side, n in ((parts.a, 1), (parts.b, spec.products)) if isinstance(side, MappedOperand)]
-    fresh = sum(n * prod(side.map.sizes) * k.itemsize for side, n in sides)
-    memory = fresh / rate + epilogue if cold else 0.0
+    memory = layout.over.fresh / rate + epilogue if cold else 0.0
     return LATENCY + max(work, memory) + OVERLAP * min(work, memory)
