@@ -186,9 +186,9 @@ def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) 
     """
     if sibling is not None:
         return 3, quotient.bytes_of(sibling) if isinstance(sibling, Tensor) else 0
-    kinds = quotient.view(a).kinds | quotient.view(b).kinds
-    tier = 2 if Kind.MOVEMENT in kinds else 1
-    if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
+    kinds = (quotient.view(a).kinds, quotient.view(b).kinds)
+    tier = 2 if any(Kind.MOVEMENT in some for some in kinds) else 1
+    if any(Kind.CONTRACTION in some or Kind.TRANSFORM in some for some in kinds):
         later = tier == 2 or quotient.is_prologue(a, b) or any(map(quotient.only_widens, (a, b)))
         tier = 2 if later else 0
     return tier, quotient.saved(a, b)
@@ -196,8 +196,7 @@ def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) 
 
 def refusal(quotient: Quotient, a: int, b: int, options: Options, backend: Lowering) -> Declined | None:
     """Returns why two groups cannot be merged, None if they can."""
-    alone = next((n for g in (a, b) for n in quotient.members[g] if n.name in quotient.alone), None)
-    if alone is not None:
+    if (alone := quotient.by_itself(a, b)) is not None:
         return Declined(f"{alone.name!r} is a kernel of its own: {quotient.alone[alone.name]}")
     if quotient.keeps_apart(a, b):
         return Declined("the backward pass computes again what the forward pass does not keep for it")
