@@ -86,11 +86,11 @@ FAMILY = EstimatedFamily(
         ),
         Form(
             "wgmma", WgmmaSchedule, wgmma_schedule.schedules, wgmma.render, wgmma_schedule.cycles, _coarse_wgmma,
-            cost=wgmma_schedule.cost,
+            cost=wgmma_schedule.cost, best=wgmma_schedule.best,
         ),
         Form(
             "mma", MmaSchedule, _dense(mma_schedule.schedules), mma.render, _dense(mma_schedule.cycles), _coarse_mma,
-            cost=mma_schedule.cost,
+            cost=mma_schedule.cost, best=mma_schedule.best,
         ),
         Form("halo", HaloSchedule, _dense(halo_schedule.schedules), halo.render, _dense(halo_schedule.cycles)),
         Form(

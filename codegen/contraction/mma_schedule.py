@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from codegen.buffers import Buffer, Buffers
@@ -12,7 +14,8 @@ from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.fragments import MOST_PAD
 from codegen.phases import busy_share
-from codegen.ranking import in_order
+from codegen.ranking import in_order, least
+from codegen.records import changed
 from codegen.spec import ContractionSpec
 from codegen.target import Target
 from codegen.tile_path import TilePaths, convert_registers, held_registers, tile_paths
@@ -124,7 +127,18 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
 def cycles(spec: ContractionSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads: the best ones have about the same.
-    return cost(spec, _ranked(spec, target)[0][1], target)
+    return cost(spec, best(spec, target), target)
+
+
+@lru_cache(256)
+def best(spec: ContractionSpec, target: Target) -> MmaSchedule:
+    """Returns the schedule with the least estimated time, the first one of `schedules`.  Raises Declined likewise."""
+    parts = _checked(spec, target)
+    tiles = ((_at_least(spec, parts, way, target), way) for way in _tiles(spec, parts, target))
+    found = least(tiles, lambda way: min(_of_tile(spec, parts, way, target), key=_FIRST, default=None))
+    if found is None:
+        raise Declined(NO_ROOM)
+    return found[1]
 
 
 def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
@@ -138,15 +152,25 @@ def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
 
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSchedule]]:
+    parts = _checked(spec, target)
+    found = [each for way in _tiles(spec, parts, target) for each in _of_tile(spec, parts, way, target)]
+    if not found:
+        raise Declined(NO_ROOM)
+    return sorted(found, key=_FIRST)
+
+
+_FIRST = itemgetter(0)
+NO_ROOM = "no tile fits the shared memory of a block"
+
+
+def _checked(spec: ContractionSpec, target: Target) -> TilePaths:
+    """Returns the paths of the operands.  Raises Declined with a reason if warps do not multiply them."""
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
     parts = _paths(spec, _widens(spec, target))
     if parts.a.parts > 1:
         raise Declined("float32 is multiplied in parts by warpgroups only")
-    found = list(_candidates(spec, parts, target))
-    if not found:
-        raise Declined("no tile fits the shared memory of a block")
-    return sorted(found, key=lambda entry: entry[0])
+    return parts
 
 
 @lru_cache(64)
@@ -160,8 +184,8 @@ def _widens(spec: ContractionSpec, target: Target) -> bool:
     return not target.arch.has_fp8_mma or not spec.fast_fp8
 
 
-def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[tuple[float, MmaSchedule]]:
-    """Yields what might be fast, and its estimated cycles."""
+def _tiles(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[MmaSchedule]:
+    """Yields tiles that might be fast, with the fewest stages."""
     widen = _widens(spec, target) and parts.a.product == "float16"
     for rows, cols, warps_m, warps_n in TILES:
         if cols // warps_n % spec.col_chunk or rows // warps_m % spec.row_chunk:
@@ -171,23 +195,42 @@ def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iter
         if parts.a.words and max(rows, cols) > WORDS_SIDE:
             continue
         for row_bytes in (128,) if parts.a.words else (128, 64):
-            inner = row_bytes // parts.a.itemsize
-            way = MmaSchedule(rows, cols, inner, warps_m, warps_n, STAGES[-1], widen=widen)
-            tile = _tile(spec, parts, way, target)
-            if tile is None:
-                continue
-            for stages in STAGES:
-                resident = _resident(tile, way.threads, stages, target) if stages <= max(2, tile.depth) else 0
-                if not resident:
-                    continue
-                s = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, widen=widen)
-                yield _cost(parts, tile, s, target, resident), s
-                split_k = 2
-                while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and tile.depth >= 4 * split_k:
-                    if tile.tiles * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
-                        shared = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, split_k, widen=widen)
-                        yield _cost(parts, tile, shared, target, resident), shared
-                    split_k *= 2
+            yield MmaSchedule(rows, cols, row_bytes // parts.a.itemsize, warps_m, warps_n, STAGES[-1], widen=widen)
+
+
+def _of_tile(
+    spec: ContractionSpec, parts: TilePaths, way: MmaSchedule, target: Target
+) -> Iterator[tuple[float, MmaSchedule]]:
+    """Yields the schedules of a tile, and their estimated cycles."""
+    tile = _tile(spec, parts, way, target)
+    for stages in STAGES if tile is not None else ():
+        resident = _resident(tile, way.threads, stages, target) if stages <= max(2, tile.depth) else 0
+        if not resident:
+            continue
+        s = changed(way, stages=stages)
+        yield _cost(parts, tile, s, target, resident), s
+        split_k = 2
+        while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and tile.depth >= 4 * split_k:
+            if tile.tiles * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
+                shared = changed(s, split_k=split_k)
+                yield _cost(parts, tile, shared, target, resident), shared
+            split_k *= 2
+
+
+def _at_least(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target) -> float:
+    """Returns cycles below which no schedule of a tile is estimated, about: as if its threads did nothing but multiply
+    and wait, and left room for as many blocks as can be.
+    """
+    depth, tiles = parts.stages(s.tile_k), s.tiles(parts)
+    rounds = -(-tiles // target.sms)
+    together, split_k = min(rounds, max(1, target.arch.max_threads_per_sm // s.threads)), 1
+    while 2 * split_k <= s.warp_rows // 16 and depth >= 8 * split_k and 2 * tiles * split_k <= target.sms:
+        split_k *= 2
+    products = s.tile_m * s.tile_n * parts.products * s.tile_k / (target.mma * 2 / parts.a.itemsize)
+    stage = max(products, LATENCY / (STAGES[0] - 1 if parts.a.copied and parts.b.copied else 1) / together)
+    stage *= prod(_slower(spec, parts))
+    each = (busy_share(spec) * -(-depth // split_k) * stage) + _leaving(spec, s) / split_k + OVERHEAD / together
+    return LATENCY + rounds * each
 
 
 class _Tile(NamedTuple):
@@ -236,7 +279,6 @@ def _tile(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Targe
     multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
     instructions = (pieces + 32 * multiply) / ISSUE
     work = [products, shared, filled / (L2_SHARE * target.l2_rate), instructions]
-    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     return _Tile(
         s.tiles(parts),
         parts.stages(s.tile_k),
@@ -247,9 +289,15 @@ def _tile(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Targe
         fragments / CONVERTED if parts.a.words else 0.0,
         _loads(parts, s),
         _slower(spec, parts),
-        s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE,
+        _leaving(spec, s),
         busy_share(spec),
     )
+
+
+def _leaving(spec: ContractionSpec, s: MmaSchedule) -> float:
+    """Returns the cycles in which the results of a tile leave."""
+    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
+    return s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE
 
 
 def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -16,7 +16,7 @@ from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.filled_tiles import filled
 from codegen.operands import ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
-from codegen.ranking import in_order
+from codegen.ranking import in_order, least
 from codegen.records import changed
 from codegen.scaled_tiles import ScaledOperand, scaled
 from codegen.sparse_tiles import sparse_tiles
@@ -86,8 +86,14 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 
     The time of memory is left out, as in the estimates of the other forms.
     """
-    best = _ranked(spec, target)[0][1]
-    return _cost(_layout(spec, best), best, target, cold=False)
+    schedule = best(spec, target)
+    return _cost(_layout(spec, schedule), schedule, target, cold=False)
+
+
+@lru_cache(256)
+def best(spec: ContractionSpec, target: Target) -> WgmmaSchedule:
+    """Returns the schedule with the least estimated time, the first one of `schedules`.  Raises Declined likewise."""
+    return min(_tried(spec, target, _least), key=lambda entry: entry[0])[1]
 
 
 def cost(spec: ContractionSpec, schedule: WgmmaSchedule, target: Target) -> float:
@@ -108,6 +114,15 @@ def _space(spec: ContractionSpec, form: Callable[[ContractionSpec], OperandTiles
 
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSchedule]]:
+    return sorted(_tried(spec, target, _candidates), key=lambda entry: entry[0])
+
+
+def _tried(
+    spec: ContractionSpec,
+    target: Target,
+    found: Callable[[ResultSpace, WgmmaSchedule, Target], Iterable[tuple[float, WgmmaSchedule]]],
+) -> list[tuple[float, WgmmaSchedule]]:
+    """Returns what is ``found`` of every way to bring tiles.  Raises Declined with a reason if that is nothing."""
     if not target.arch.has_wgmma:
         raise Declined(f"{target.arch} has no warpgroup matrix products")
     try:
@@ -149,10 +164,10 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
                 computes=form is computed,
                 scales=form is scaled,
             )  # its tile and stages are still to be chosen
-            ranked += _candidates(over, way, target)
+            ranked += found(over, way, target)
     if not ranked:
         raise reason
-    return sorted(ranked, key=lambda entry: entry[0])
+    return ranked
 
 
 def _candidates(
@@ -160,11 +175,23 @@ def _candidates(
 ) -> Iterator[tuple[float, WgmmaSchedule]]:
     """Yields schedules that bring tiles in a way, and their estimated cycles."""
     for s in _tiles(over.spec, over.parts, way):
-        layout = Layout(over.spec, over.parts, s, over)
-        stages = _most_stages(layout, target)
-        if stages >= 2:
-            chosen = changed(s, stages=stages)
-            yield _cost(layout, chosen, target), chosen
+        if (found := _staged(over, s, target)) is not None:
+            yield found
+
+
+def _least(over: ResultSpace, way: WgmmaSchedule, target: Target) -> Iterator[tuple[float, WgmmaSchedule]]:
+    """Yields the one of these that takes the least cycles, if there is any."""
+    tiles = ((_at_least(over, s, target), s) for s in _tiles(over.spec, over.parts, way))
+    if (found := least(tiles, lambda s: _staged(over, s, target))) is not None:
+        yield found
+
+
+def _staged(over: ResultSpace, s: WgmmaSchedule, target: Target) -> tuple[float, WgmmaSchedule] | None:
+    """Returns a schedule with as many stages as there is room for, and its estimated cycles; None for too few."""
+    layout = Layout(over.spec, over.parts, s, over)
+    stages = _most_stages(layout, target)
+    chosen = changed(s, stages=stages)
+    return (_cost(layout, chosen, target), chosen) if stages >= 2 else None
 
 
 def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> Iterator[WgmmaSchedule]:
@@ -405,6 +432,38 @@ def _loading(layout: Layout, target: Target) -> float:
     return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
 
 
+def _multiplying(s: WgmmaSchedule, cols: int, row: int, target: Target) -> float:
+    """Returns the cycles in which tensor cores multiply a stage of so many columns and bytes of a row."""
+    # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
+    taken = cols + 16 + max(0, 128 - cols) / 4
+    return s.tile_m * taken * row / (target.wgmma * 2) / SHARE
+
+
+def _rounds(s: WgmmaSchedule, tiles: int, target: Target) -> tuple[int, int]:
+    """Returns how many tiles are worked on at a time, and how often."""
+    together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
+    return together, -(-tiles // together)
+
+
+def _at_least(over: ResultSpace, s: WgmmaSchedule, target: Target) -> float:
+    """Returns cycles below which `_cost` is not, about: as if operands were there, and results left at once."""
+    k, cols, tiles = over.parts.reduction, s.tile_n * over.spec.products, s.tiles(over.parts)
+    together, rounds = _rounds(s, tiles, target)
+    depth = k.share * -(-k.stages // s.split_k)
+    products = _multiplying(s, cols, k.row, target) / (2 if k.sparse else 1)
+    epilogue = EPILOGUE + EPILOGUE_CHUNK * s.pieces + EPILOGUE_OPERAND * s.pieces * s.part / 8
+    if s.split_k > 1:
+        epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split_k + s.tile_m * cols * 4 / EXCHANGE_RATE
+    work = rounds * depth * products + (epilogue if s.pingpong else rounds * epilogue)
+    memory = over.fresh / _memory_rate(s, min(tiles, together), target)
+    return LATENCY + max(work, memory) + OVERLAP * min(work, memory)
+
+
+def _memory_rate(s: WgmmaSchedule, tiles: int, target: Target) -> float:
+    """Returns the bytes in a cycle that the blocks of so many tiles take from memory."""
+    return min(MEMORY_SHARE * target.bytes_per_cycle, target.sm_rate * tiles * s.split_k)
+
+
 def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
     """Returns the estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands, and
     the epilogue.
@@ -413,11 +472,9 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     """
     spec, parts, k = layout.spec, layout.parts, layout.parts.reduction
     tiles, cols, depth = s.tiles(parts), s.tile_n * spec.products, k.share * -(-k.stages // s.split_k)
-    # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
-    taken = cols + 16 + max(0, 128 - cols) / 4
     factors = parts.b.factors if isinstance(parts.b, ScaledOperand) else None
     apart = factors is not None and factors.together(s.tile_n) == 1
-    products = s.tile_m * taken * k.row / (target.wgmma * 2) / SHARE
+    products = _multiplying(s, cols, k.row, target)
     if k.sparse:
         products = max(products / 2, _sparse_traffic(layout) / SHARED_RATE)
         products = max(products, products / (1 if s.pingpong else s.groups) + ADD_STAGE)  # a consumer waits for a stage
@@ -426,8 +483,7 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     if adds_up_stages(spec, s):
         # A consumer waits, then adds.
         products = max(products, products / s.groups + cols / 2 * (ADD_SCALED if apart else 1.0) + ADD_STAGE)
-    together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
-    rounds = -(-tiles // together)
+    together, rounds = _rounds(s, tiles, target)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
     loads = max(_loading(layout, target), _filling(layout), _computing(layout), refill)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
@@ -438,6 +494,6 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     work = rounds * (mainloop + epilogue)
     if s.pingpong:  # one consumer's epilogue overlaps with the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
-    rate = min(MEMORY_SHARE * target.bytes_per_cycle, target.sm_rate * min(tiles, together) * s.split_k)
+    rate = _memory_rate(s, min(tiles, together), target)
     memory = layout.over.fresh / rate + epilogue if cold else 0.0
     return LATENCY + max(work, memory) + OVERLAP * min(work, memory)
