@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def changed(record: R, **values: Any) -> R:
-    """Returns a frozen data class with other values of some fields, as `dataclasses.replace` does in four times as long.
+    """Returns a frozen data class with other values of some fields, as `dataclasses.replace`, which takes long.
 
     What the class checks when it is made is not checked again.
     """

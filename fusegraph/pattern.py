@@ -72,7 +72,7 @@ class Found:
         if not name or self.tensors.get(name) is tensor:
             yield self
         elif name not in self.tensors:
-            yield replace(self, tensors={**self.tensors, name: tensor})
+            yield Found(self.graph, {**self.tensors, name: tensor}, self.nodes)
 
     def where(self, **patterns: Operand) -> Found | None:
         """Returns this, extended by matching named tensors one after the other; None if one of them does not match."""
@@ -185,7 +185,7 @@ class Made(Pattern):
         if not self.by(found, node):
             return
         for known in found.named(self.name, node.output):
-            through = replace(known, nodes=(*known.nodes, node))
+            through = Found(known.graph, known.tensors, (*known.nodes, node))
             yield from _all(through, list(zip(operands, node.inputs)))
             if node.op.commutes and self.operands is not None:
                 yield from _all(through, list(zip(operands, node.inputs[::-1])))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import gcd, hypot, prod
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from codegen.filled_tiles import as_it_lies
 from codegen.fragments import MOST_PAD
 from codegen.operands import round_up
 from codegen.ranking import in_order
+from codegen.records import changed, once
 from codegen.spec import ContractionSpec, Gather, Image, Limit
 from codegen.target import Target
 from codegen.tile_path import product_types
@@ -253,18 +254,18 @@ class HaloTile:
         """Returns the products along the sum that a phase takes."""
         return -(-self.at.chunks_of(phase) * CHUNK // STEP)
 
-    @cached_property
+    @once
     def steps(self) -> int:
         """The products along the sums of all phases."""
         return sum(map(self.steps_of, self.at.phases))
 
-    @cached_property
+    @once
     def image_vector(self) -> int:
         """Bytes of a copy of the image, 0 where there is none."""
         outside = (self.spec.a.outer[0], *self.at.steps)
         return vector_bytes(self.spec.a, outside, gcd(self.at.width * self.at.groups, self.width))
 
-    @cached_property
+    @once
     def filter_vector(self) -> int:
         """Bytes of a copy of the filters, 0 where there is none."""
         b = self.spec.b
@@ -275,7 +276,7 @@ class HaloTile:
         """Registers of a thread, roughly."""
         return self.sums + (8 * self.own * self.s.groups if self.s.wgmma else 4 * self.own) + 2 * self.own + 60
 
-    @cached_property
+    @once
     def reads(self) -> tuple[int, float]:
         """Returns the bytes from a pixel to the next, and how often shared memory is read for a fragment's half."""
         width = round_up(self.width, VECTORS)
@@ -295,7 +296,7 @@ class HaloTile:
         """What lies there besides the operands."""
         return ()
 
-    @cached_property
+    @once
     def buffers(self) -> Buffers:
         row = self.steps * STEP
         row += -(row - STEP) % BANKS if row % BANKS not in (STEP, 3 * STEP) else 0
@@ -403,7 +404,7 @@ def ranked(
     for x in tiles:
         if resident := x.resident(target) if x.sums <= MOST_SUMS else 0:
             most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
-            chosen = replace(x.s, workers=-(-x.tiles // most), resident=resident)
+            chosen = changed(x.s, workers=-(-x.tiles // most), resident=resident)
             found.append((cost(x, most, resident, target), chosen))
     if not found:
         raise Declined("no part of the image, with its filters, fits the shared memory and the registers of a block")

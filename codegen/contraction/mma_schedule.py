@@ -147,7 +147,9 @@ def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
     tile = _tile(spec, parts, schedule, target)
     if tile is None:
         raise Declined("threads cannot fill the tiles of this schedule, or have too few registers")
-    return _cost(parts, tile, schedule, target, _resident(tile, schedule.threads, schedule.stages, target), BETWEEN_LOADS)
+    return _cost(
+        parts, tile, schedule, target, _resident(tile, schedule.threads, schedule.stages, target), BETWEEN_LOADS
+    )
 
 
 @lru_cache(256)

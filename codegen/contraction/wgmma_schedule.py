@@ -170,9 +170,7 @@ def _tried(
     return ranked
 
 
-def _candidates(
-    over: ResultSpace, way: WgmmaSchedule, target: Target
-) -> Iterator[tuple[float, WgmmaSchedule]]:
+def _candidates(over: ResultSpace, way: WgmmaSchedule, target: Target) -> Iterator[tuple[float, WgmmaSchedule]]:
     """Yields schedules that bring tiles in a way, and their estimated cycles."""
     for s in _tiles(over.spec, over.parts, way):
         if (found := _staged(over, s, target)) is not None:

@@ -190,12 +190,8 @@ class Quotient:
         return nbytes
 
     def _needed_beyond(self, tensor: Tensor, a: int, b: int) -> bool:
-        if tensor in self._outputs:
-            return True
-        for node in self.consumers.get(tensor, ()):
-            if self.group_of[node] not in (a, b):
-                return True
-        return False
+        takers = self.consumers.get(tensor, ())
+        return tensor in self._outputs or any(self.group_of[node] not in (a, b) for node in takers)
 
     def merge(self, a: int, b: int) -> set[int]:
         """Merges group b into a; returns the groups that have other neighbours now."""
