@@ -279,11 +279,7 @@ class HaloTile:
     @once
     def reads(self) -> tuple[int, float]:
         """Returns the bytes from a pixel to the next, and how often shared memory is read for a fragment's half."""
-        width = round_up(self.width, VECTORS)
-        return min(
-            ((pitch, _reads(self.at, self.s.tile, pitch)) for pitch in range(width, width + 64, VECTORS)),
-            key=lambda found: found[1] + found[0] / 4096,
-        )
+        return _pitched(self.at, self.s.tile, round_up(self.width, VECTORS))
 
     @property
     def image(self) -> Buffer:
@@ -312,6 +308,12 @@ class HaloTile:
 
 
 @lru_cache(4096)
+def _pitched(at: Windows, tile: tuple[int, ...], width: int) -> tuple[int, float]:
+    """Returns the bytes from a pixel of ``width`` bytes to the next, and how often shared memory is read."""
+    found = ((pitch, _reads(at, tile, pitch)) for pitch in range(width, width + 64, VECTORS))
+    return min(found, key=lambda each: each[1] + each[0] / 4096)
+
+
 def _reads(at: Windows, tile: tuple[int, ...], pitch: int) -> float:
     """Returns how often the banks are read, on average, for half of a warp's chunks of a step: 4 rows of 4 chunks."""
     under = (tile[0], *at.under(tile[1:]))

@@ -15,6 +15,7 @@ from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.filter_gradient.spec import FilterGradientSpec
 from codegen.iteration import extent, signed_index_type
+from codegen.records import changed
 from codegen.sizes import below, smaller, values
 from codegen.target import Target
 
@@ -159,11 +160,19 @@ def _works(spec: FilterGradientSpec, itype: str) -> list[tuple[FilterGradientSch
 
     The type of indices is all that they take of the program.
     """
-    return [(s, work_of(spec, s)) for s in _candidates(spec, itype)]
+    found = []
+    for s, counts in _candidates(spec, itype):
+        work = work_of(spec, s)
+        for warps in counts:
+            other = changed(s, warps=warps)
+            found.append((other, changed(work, resident=blocks_per_sm(spec, other))))
+    return found
 
 
-def _candidates(spec: FilterGradientSpec, itype: str) -> Iterator[FilterGradientSchedule]:
-    """Yields the schedules that fit registers and code; if none does, one that keeps a sum alone."""
+def _candidates(spec: FilterGradientSpec, itype: str) -> Iterator[tuple[FilterGradientSchedule, tuple[int, ...]]]:
+    """Yields the schedules that fit registers and code, each once for the numbers of warps that it may have; if none
+    does, one that keeps a sum alone.
+    """
     least, found = None, False
     tiles = [(-(-spec.taps[1] // n), -(-spec.taps[2] // m)) for n in range(1, 9) for m in (1, 2, 4, 8)]
     for channels, filters in _vectors(spec):
@@ -184,10 +193,9 @@ def _candidates(spec: FilterGradientSpec, itype: str) -> Iterator[FilterGradient
                 large = rows * cols * prod(taps) * many > MAX_PRODUCTS or registers(spec, s) > MAX_REGISTERS
                 if not large and span(spec, 2, cols, taps[1]).places <= MAX_SPAN:
                     found = True
-                    for warps in WARPS:
-                        yield FilterGradientSchedule(rows, cols, s.lanes, channels, filters, taps, warps, itype)
+                    yield s, WARPS
     if least is not None and not found:
-        yield FilterGradientSchedule(1, 1, least.lanes, 1, 1, (1, 1), WARPS[0], itype)
+        yield FilterGradientSchedule(1, 1, least.lanes, 1, 1, (1, 1), WARPS[0], itype), WARPS[:1]
 
 
 def _fits(spec: FilterGradientSpec, rows: int, cols: int) -> bool:
