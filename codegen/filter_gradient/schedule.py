@@ -130,7 +130,11 @@ def registers(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
 
 def blocks_per_sm(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
     """Returns how many blocks a multiprocessor is to hold: ptxas may take a few more registers than are counted."""
-    return max(1, min(SM_REGISTERS // (s.threads * min(255, registers(spec, s) + SPARE)), SM_THREADS // s.threads))
+    return _resident(s.threads, registers(spec, s))
+
+
+def _resident(threads: int, registers: int) -> int:
+    return max(1, min(SM_REGISTERS // (threads * min(255, registers + SPARE)), SM_THREADS // threads))
 
 
 def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSchedule]:
@@ -143,15 +147,24 @@ def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSc
 
 def cycles(spec: FilterGradientSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take, at the sizes that are known here."""
-    return _ranked(canonical(values(spec)), target)[0][0]
+    return _least(canonical(values(spec)), target)
+
+
+@lru_cache(256)
+def _least(spec: FilterGradientSpec, target: Target) -> float:
+    cycles = _cost_model(spec, target)
+    return min(cycles(s, work) for s, work in _works_of(spec))
 
 
 @lru_cache(256)
 def _ranked(spec: FilterGradientSpec, target: Target) -> list[tuple[float, FilterGradientSchedule]]:
     """Returns the candidates for a canonical spec, each after its estimated cycles: equal layers share them."""
     cycles = _cost_model(spec, target)
-    works = _works(replace(spec, parts=1, program=Program()), _itype(spec))
-    return sorted(((cycles(s, work), s) for s, work in works), key=lambda entry: entry[0])
+    return sorted(((cycles(s, work), s) for s, work in _works_of(spec)), key=lambda entry: entry[0])
+
+
+def _works_of(spec: FilterGradientSpec) -> list[tuple[FilterGradientSchedule, Work]]:
+    return _works(replace(spec, parts=1, program=Program()), _itype(spec))
 
 
 @lru_cache(64)
@@ -162,10 +175,10 @@ def _works(spec: FilterGradientSpec, itype: str) -> list[tuple[FilterGradientSch
     """
     found = []
     for s, counts in _candidates(spec, itype):
-        work = work_of(spec, s)
+        work, needed = work_of(spec, s), registers(spec, s)
         for warps in counts:
-            other = changed(s, warps=warps)
-            found.append((other, changed(work, resident=blocks_per_sm(spec, other))))
+            other = s if warps == s.warps else changed(s, warps=warps)
+            found.append((other, work if other is s else changed(work, resident=_resident(other.threads, needed))))
     return found
 
 
