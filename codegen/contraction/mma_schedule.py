@@ -205,7 +205,9 @@ def _of_tile(
 ) -> Iterator[tuple[float, MmaSchedule]]:
     """Yields the schedules of a tile, and their estimated cycles."""
     tile = _tile(spec, parts, way, target)
-    for stages in STAGES if tile is not None else ():
+    if tile is None:
+        return
+    for stages in STAGES:
         resident = _resident(tile, way.threads, stages, target) if stages <= max(2, tile.depth) else 0
         if not resident:
             continue
@@ -220,17 +222,16 @@ def _of_tile(
 
 
 def _at_least(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target) -> float:
-    """Returns cycles below which no schedule of a tile is estimated, about: as if its threads did nothing but multiply
-    and wait, and left room for as many blocks as can be.
+    """Returns cycles below which no schedule of a tile is estimated, about: as if its threads left room for as many
+    blocks as can be.
     """
     depth, tiles = parts.stages(s.tile_k), s.tiles(parts)
     rounds = -(-tiles // target.sms)
     together, split_k = min(rounds, max(1, target.arch.max_threads_per_sm // s.threads)), 1
     while 2 * split_k <= s.warp_rows // 16 and depth >= 8 * split_k and 2 * tiles * split_k <= target.sms:
         split_k *= 2
-    products = s.tile_m * s.tile_n * parts.products * s.tile_k / (target.mma * 2 / parts.a.itemsize)
-    stage = max(products, LATENCY / (STAGES[0] - 1 if parts.a.copied and parts.b.copied else 1) / together)
-    stage *= prod(_slower(spec, parts))
+    ahead = STAGES[0] - 1 if parts.a.copied and parts.b.copied else 1
+    stage = max(_busy(parts, s, target), LATENCY / ahead / together) * prod(_slower(spec, parts))
     each = (busy_share(spec) * -(-depth // split_k) * stage) + _leaving(spec, s) / split_k + OVERHEAD / together
     return LATENCY + rounds * each
 
@@ -266,34 +267,40 @@ def _tile(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Targe
     """Returns what a tile takes; None if the threads of a block cannot fill it, or have too few registers."""
     if not (parts.a.fills(s.tile_m, s.tile_k, s.threads) and parts.b.fills(s.tile_n, s.tile_k, s.threads)):
         return None
-    registers, itemsize = _registers(parts, s, target), parts.a.itemsize
+    registers = _registers(parts, s, target)
     if registers > MOST_REGISTERS:
         return None
-    warps = s.warps_m * s.warps_n
-    rate = target.mma * 2 / itemsize
-    cols = s.tile_n * parts.products
-    products = s.tile_m * cols * s.tile_k / rate
-    filled = (s.tile_m + cols) * s.tile_k * itemsize
-    fragments = warps * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k
-    shared = (filled + fragments * itemsize) / SHARED_RATE
-    pieces = sum(size * s.tile_k / way.piece * way.effort for way, size in ((parts.a, s.tile_m), (parts.b, cols)))
-    # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
-    multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
-    instructions = (pieces + 32 * multiply) / ISSUE
-    work = [products, shared, filled / (L2_SHARE * target.l2_rate), instructions]
     return _Tile(
         s.tiles(parts),
         parts.stages(s.tile_k),
         buffers(parts, s).stage_bytes,
         _sums(parts, s).bytes,
         registers,
-        max(work) + 0.1 * (sum(work) - max(work)),
-        fragments / CONVERTED if parts.a.words else 0.0,
+        _busy(parts, s, target),
+        _fragments(parts, s) / CONVERTED if parts.a.words else 0.0,
         _loads(parts, s),
         _slower(spec, parts),
         _leaving(spec, s),
         busy_share(spec),
     )
+
+
+def _fragments(parts: TilePaths, s: MmaSchedule) -> int:
+    """Returns how many elements of a stage the warps load."""
+    return s.warps_m * s.warps_n * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k
+
+
+def _busy(parts: TilePaths, s: MmaSchedule, target: Target) -> float:
+    """Returns the cycles of a stage that is there: of what takes longest, and a share of the rest."""
+    itemsize, cols = parts.a.itemsize, s.tile_n * parts.products
+    products = s.tile_m * cols * s.tile_k / (target.mma * 2 / itemsize)
+    filled = (s.tile_m + cols) * s.tile_k * itemsize
+    shared = (filled + _fragments(parts, s) * itemsize) / SHARED_RATE
+    pieces = s.tile_m * s.tile_k / parts.a.piece * parts.a.effort + cols * s.tile_k / parts.b.piece * parts.b.effort
+    # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
+    multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
+    work = [products, shared, filled / (L2_SHARE * target.l2_rate), (pieces + 32 * multiply) / ISSUE]
+    return max(work) + 0.1 * (sum(work) - max(work))
 
 
 def _leaving(spec: ContractionSpec, s: MmaSchedule) -> float:
