@@ -14,10 +14,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
 from codegen.sizes import Size, least, most
+from fusegraph import networks as nx
 from fusegraph import origins
 from fusegraph.calls import Call
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, float32, float64, int32, int64, scalar_dtype

@@ -35,6 +35,19 @@ def only_consumer(graph: Graph, tensor: Tensor) -> Node | None:
     return takers[0] if len(takers) == 1 and tensor not in graph.outputs else None
 
 
+def followers(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yields the nodes that take what a node makes, and those that take what these make, each once, near ones first."""
+    found = {node: None}
+    queue = [node]
+    for each in queue:
+        for tensor in each.outputs:
+            for taker in graph.readers.get(tensor, ()):
+                if taker not in found:
+                    found[taker] = None
+                    queue.append(taker)
+                    yield taker
+
+
 def made_of(
     graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
 ) -> dict[Node, Sequence[Tensor]]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-import networkx as nx
-
 from codegen.declined import Declined
 from fusegraph import lowering
 from fusegraph.errors import GraphError
@@ -83,7 +81,7 @@ def fuse(
         quotient.apart = apart
         for nodes in together:
             quotient.gather(nodes)
-        if together and not nx.is_directed_acyclic_graph(quotient.network()):
+        if together and len(quotient.topological()) < len(quotient.members):
             raise Declined("what is to be together would wait for itself")
         refused = _Refused(quotient)
         if enabled and backend is lowering.KERNELS:

@@ -7,11 +7,10 @@ are legal one by one can form a cycle together.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence, Set
 from math import prod
-
-import networkx as nx
 
 from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
@@ -67,17 +66,12 @@ class Quotient:
         self.reducing = {k for node, k in self.order.items() if node.kind is Kind.REDUCTION}
         self.successors: dict[int, set[int]] = {k: set() for k in self.members}
         self.predecessors: dict[int, set[int]] = {k: set() for k in self.members}
-        network = nx.DiGraph()
-        network.add_nodes_from(self.order)
-        network.add_edges_from((producer, consumer) for producer, consumer, _ in edges(graph))
-        network.add_edges_from(orders(graph))
-        for producer, consumer in network.edges():
+        for producer, consumer in (*((p, c) for p, c, _ in edges(graph)), *orders(graph)):
             self.successors[self.order[producer]].add(self.order[consumer])
             self.predecessors[self.order[consumer]].add(self.order[producer])
         self.bit = {k: k for k in self.members}
         self.reach: dict[int, int] = {}
-        for node in reversed(list(nx.topological_sort(network))):
-            k = self.order[node]
+        for k in reversed(self.topological()):
             bits = 0
             for s in self.successors[k]:
                 bits |= self.reach[s] | 1 << s
@@ -241,13 +235,20 @@ class Quotient:
             self.merge(first, other)
 
     def topological(self) -> list[int]:
-        """Returns the groups in an order in which they can run, ties in the order their first nodes were built."""
-        first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
-        return list(nx.lexicographical_topological_sort(self.network(), key=first.__getitem__))
+        """Returns the groups in an order in which they can run, ties in the order their first nodes were built.
 
-    def network(self) -> nx.DiGraph:
-        """Returns the groups, with an edge from each to those that come after it."""
-        network = nx.DiGraph()
-        network.add_nodes_from(self.members)
-        network.add_edges_from((a, b) for a, successors in self.successors.items() for b in successors)
-        return network
+        Those that wait for each other are left out, and what comes after them.
+        """
+        first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
+        waiting = {g: len(before) for g, before in self.predecessors.items()}
+        ready = [(first[g], g) for g, count in waiting.items() if not count]
+        heapq.heapify(ready)
+        found: list[int] = []
+        while ready:
+            _, group = heapq.heappop(ready)
+            found.append(group)
+            for after in self.successors[group]:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    heapq.heappush(ready, (first[after], after))
+        return found
