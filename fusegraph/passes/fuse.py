@@ -175,6 +175,9 @@ def _side_by_side(quotient: Quotient, a: int, b: int) -> Decision:
     return Decision(first, second, True, reason, both.nbytes, both.name)
 
 
+_ANCHORS = frozenset({Kind.CONTRACTION, Kind.TRANSFORM})
+
+
 def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
     """Returns (tier, bytes saved) of a pair.
 
@@ -184,9 +187,9 @@ def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) 
     """
     if sibling is not None:
         return 3, quotient.bytes_of(sibling) if isinstance(sibling, Tensor) else 0
-    kinds = (quotient.view(a).kinds, quotient.view(b).kinds)
-    tier = 2 if any(Kind.MOVEMENT in some for some in kinds) else 1
-    if any(Kind.CONTRACTION in some or Kind.TRANSFORM in some for some in kinds):
+    some, others = quotient.view(a).kinds, quotient.view(b).kinds
+    tier = 2 if Kind.MOVEMENT in some or Kind.MOVEMENT in others else 1
+    if not (_ANCHORS.isdisjoint(some) and _ANCHORS.isdisjoint(others)):
         later = tier == 2 or quotient.is_prologue(a, b) or any(map(quotient.only_widens, (a, b)))
         tier = 2 if later else 0
     return tier, quotient.saved(a, b)
