@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 from codegen.dtypes import ALL, SIZE_OF
+from codegen.records import once
 
 #: Bytes of a C type: those of the dtypes, and of `codegen/device`'s structs.
 SIZES = {
@@ -95,7 +95,7 @@ class Buffers(tuple[Buffer, ...]):
             end = places[-1] + buffer.bytes
         return [*places, end]
 
-    @cached_property
+    @once
     def stage_bytes(self) -> int:
         """Bytes of a stage of all that have stages."""
         return sum(buffer.stage_bytes for buffer in self if buffer.stages)

@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from codegen.combiners import Combiner
 from codegen.dtypes import DType
 from codegen.naming import Names, Writer
+from codegen.records import once
 from codegen.sizes import Size
 
 
@@ -201,7 +202,7 @@ class Program:
         """Whether approximate instructions cannot be seen: everything is stored as a float of 16 bits or fewer."""
         return not self.exact and all(s.operand.dtype.is_float and s.operand.dtype.itemsize <= 2 for s in self.stores)
 
-    @cached_property
+    @once
     def operands(self) -> tuple[Operand, ...]:
         """What is read and written along the space: loads, then stores.  (Parameters have the tables in between.)"""
         return self.loads + tuple(store.operand for store in self.stores)
@@ -222,7 +223,7 @@ class Program:
         """The strides of loads, stores and indices, in this order."""
         return [*(op.strides for op in self.operands), *self.indices]
 
-    @cached_property
+    @once
     def uses(self) -> Counter[Value]:
         """How often each value is used by instructions, reductions and stores."""
         ends = [v for r in self.reductions for v in (r.value, r.at) if v is not None]

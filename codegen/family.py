@@ -41,6 +41,7 @@ class Form(Generic[SpecT, ScheduleT]):
     schedule   the class of its schedules.
     schedules  those worth trying, best guess first; none for specs it is not meant for.  Raises Declined, with the
                reason, for others that it does not take.
+    best       the first of these, for forms that find it without ranking all.
     render     the kernel of a spec as CUDA C.
     cycles     that the best schedule is estimated to take, for forms that are chosen by it.  Raises Declined likewise.
     cost       cycles that a schedule is estimated to take with its operands in memory; None for forms without a model.
@@ -57,6 +58,7 @@ class Form(Generic[SpecT, ScheduleT]):
     coarse_products: Callable[[SpecT, ScheduleT], int | None] = lambda spec, schedule: None
     cost: Callable[[SpecT, ScheduleT, Target], float] | None = None
     compare: Callable[[SpecT, ScheduleT, Target], float] | None = None
+    best: Callable[[SpecT, Target], ScheduleT] | None = None
 
 
 @dataclass(eq=False)
@@ -112,8 +114,10 @@ class EstimatedFamily(Family[SpecT]):
         """Yields the schedules worth trying, best guess first; the first 12 have some of every form that fits."""
         spec, last = canonical(spec), self.forms[-1]
         estimates, taken = self._estimates(spec, target), self.form(spec, target)
+        if taken.best is not None:  # most callers want no more
+            yield taken.best(spec, target)
         first = tuple(taken.schedules(spec, target))
-        yield from first[:FIRST]  # most callers want no more than the best one
+        yield from first[taken.best is not None : FIRST]
         every = {form: tuple(form.schedules(spec, target)) for form in estimates if form is not taken}
         if taken is not last and _takes_at_most(last, HOPELESS * estimates[taken], spec, target):
             every[last] = tuple(last.schedules(spec, target))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from math import prod
 
 from codegen.expr import Operand, Program, Store
 from codegen.naming import Writer
+from codegen.records import changed
 from codegen.sizes import most
 
 Strides = tuple[int, ...]
@@ -81,10 +81,10 @@ def leader(program: Program) -> Operand:
 def restrided(program: Program, strides: Sequence[Strides]) -> Program:
     """Returns a program with other strides: those of its loads, its stores and its indices, in this order."""
     n, m = len(program.loads), len(program.stores)
-    return replace(
+    return changed(
         program,
-        loads=tuple(replace(op, strides=s) for op, s in zip(program.loads, strides)),
-        stores=tuple(Store(replace(x.operand, strides=s), x.value) for x, s in zip(program.stores, strides[n:])),
+        loads=tuple(changed(op, strides=s) for op, s in zip(program.loads, strides)),
+        stores=tuple(Store(changed(x.operand, strides=s), x.value) for x, s in zip(program.stores, strides[n:])),
         indices=tuple(strides[n + m :]),
     )
 

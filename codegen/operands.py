@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd, prod
 
 from codegen.buffers import SIZES, SWIZZLED, Buffer
+from codegen.records import changed
 from codegen.sizes import smaller
 from codegen.spec import Gather, Image, TensorMap
 from codegen.tensor_map import ELEMENT_BYTES
@@ -137,7 +138,7 @@ class MappedOperand:
         others = [outer] if self.im2col else [outer if "{o}" in x or "{c}" in x else 1 for x in self.terms[1:]]
         width = inner * ELEMENT_BYTES[self.map.element]
         swizzle = width if width >= LEAST_SWIZZLE else 0
-        return replace(self.map, element=element or self.map.element, box=(inner, *others), swizzle=swizzle)
+        return changed(self.map, element=element or self.map.element, box=(inner, *others), swizzle=swizzle)
 
 
 @dataclass(frozen=True)
@@ -209,8 +210,8 @@ class Brought:
     def boxed(self, rows: int) -> TensorMap:
         """Returns the tensor map with the box that one load brings."""
         along = (self.panel, rows) if self.side.along_k else (ROW_BYTES // self.itemsize, PANEL)
-        made = replace(self.side.boxed(*along), argument=self.load)
-        return replace(made, swizzle=0) if self.row else made
+        made = changed(self.side.boxed(*along), argument=self.load)
+        return changed(made, swizzle=0) if self.row else made
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache
 from itertools import product
 from math import gcd
 from typing import Any, NamedTuple, TypeAlias
 
+from codegen.records import changed
 from codegen.size_expressions import by_remainders, combined, limits_of, parts_of, replaced, symbol, value, written
 
 
@@ -190,7 +191,7 @@ def most(size: int) -> int:
 
     What a kernel has room for, in registers or shared memory, is counted so.
     """
-    return limits(size)[1]
+    return limits(size)[1] if isinstance(size, Size) else size
 
 
 def least(size: int) -> int:
@@ -205,6 +206,8 @@ def below(a: int, b: int) -> bool:
 
 def smaller(a: int, b: int) -> int:
     """Returns the smaller of two sizes, at all choices of sizes."""
+    if not isinstance(a, Size) and not isinstance(b, Size):
+        return a if a <= b else b
     if most(a - b) <= 0:
         return a
     return b if most(b - a) <= 0 else _smaller_of(a, b)
@@ -266,6 +269,22 @@ def at(
     and with bounds ``within`` others, if given.
     """
 
+    return _changed(part, _moved(sizes, vary, fixed, within))
+
+
+def moving(part: Any) -> Callable[..., Any]:
+    """Returns the function that `at` is for these tuples, lists, dicts and data classes: it has looked for Sizes."""
+    path = _path(part)
+    if path is None:
+        return lambda sizes, **how: part
+    return lambda sizes, *, vary=False, within=None: path(_moved(sizes, vary, (), within))
+
+
+def _moved(
+    sizes: Mapping[str, int], vary: bool, fixed: Collection[str], within: Mapping[str, Bounds] | None
+) -> Callable[[Size], int]:
+    """Returns the function that `at` applies to Sizes."""
+
     def moved(size: Size) -> int:
         found = value(size.expression, sizes)
         if not vary:
@@ -278,7 +297,7 @@ def at(
             dims = {name: bounds for name, bounds in dims.items() if name not in fixed}
         return found if expression.is_Integer else Size(found, expression, dims)
 
-    return _changed(part, moved)
+    return moved
 
 
 def in_units(part: Any, units: Mapping[str, int]) -> Any:
@@ -345,14 +364,46 @@ def _changed(part: Any, change: Callable[[Size], int]) -> Any:
         return kind(*made) if hasattr(part, "_fields") else kind(made)
     if isinstance(part, dict):
         return {key: _changed(p, change) for key, p in part.items()}
-    if (names := _FIELDS.get(kind)) is None:
-        names = _FIELDS[kind] = tuple(f.name for f in fields(part)) if is_dataclass(kind) else ()
-    changed = {}
-    for name in names:
+    others = {}
+    for name in _fields_of(kind):
         old = getattr(part, name)
         if (new := _changed(old, change)) is not old:
-            changed[name] = new
-    return replace(part, **changed) if changed else part
+            others[name] = new
+    return changed(part, **others) if others else part
+
+
+def _path(part: Any) -> Callable[[Callable[[Size], int]], Any] | None:
+    """Returns the function that applies one to the Sizes in a part, and makes the part of what comes of them; None if
+    there are none.
+    """
+    if type(part) in _WITHOUT_PARTS:
+        return None
+    if isinstance(part, Size):
+        return lambda change: change(part)
+    kind, parts = type(part), part
+    if isinstance(part, tuple | list):
+        parts = dict(enumerate(part))
+    elif not isinstance(part, dict):
+        parts = {name: getattr(part, name) for name in _fields_of(kind)}
+    paths = {key: path for key, p in parts.items() if (path := _path(p)) is not None}
+    if not paths:
+        return None
+
+    def made(change: Callable[[Size], int]) -> Any:
+        new = {key: path(change) for key, path in paths.items()}
+        if not isinstance(part, tuple | list):
+            return {**part, **new} if isinstance(part, dict) else changed(part, **new)
+        every = [new.get(n, p) for n, p in parts.items()]
+        return kind(*every) if hasattr(part, "_fields") else kind(every)
+
+    return made
+
+
+def _fields_of(kind: type) -> tuple[str, ...]:
+    """Returns the names of the fields of a data class; none of another class."""
+    if (names := _FIELDS.get(kind)) is None:
+        names = _FIELDS[kind] = tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
+    return names
 
 
 _WITHOUT_PARTS = frozenset({int, str, float, bool, type(None)})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from codegen.expr import Operand, Program, Reduction
 from codegen.iteration import extent
+from codegen.records import changed
 from codegen.windows import Window
 
 Strides = tuple[int, ...]
@@ -276,11 +277,11 @@ class Gather:
         count, program = len(self.starts), self.program
         if program is not None:
             new = [x + y + z for x, y, z in zip(batch[1:], outer[1:], inner[1:])]
-            loads = tuple(replace(op, strides=s) for op, s in zip(program.loads, new))
-            program = replace(program, loads=loads, indices=tuple(new[len(loads) : count]))
+            loads = tuple(changed(op, strides=s) for op, s in zip(program.loads, new))
+            program = changed(program, loads=loads, indices=tuple(new[len(loads) : count]))
         bounds = zip(self.limits, batch[1 + count :], outer[1 + count :], inner[1 + count :])
-        limits = tuple(replace(x, batch=b, outer=o, inner=i) for x, b, o, i in bounds)
-        return replace(self, batch=batch[0], outer=outer[0], inner=inner[0], limits=limits, program=program)
+        limits = tuple(changed(x, batch=b, outer=o, inner=i) for x, b, o, i in bounds)
+        return changed(self, batch=batch[0], outer=outer[0], inner=inner[0], limits=limits, program=program)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ bytes where the elements are neighbours and need no conversion, else through reg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from math import prod
 
 from codegen.bf16x6 import BF16X6, PART, PARTS
 from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
 from codegen.iteration import collapse
+from codegen.records import changed, once
 from codegen.sizes import dividing
 from codegen.spec import ContractionSpec, Gather, Limit
 from codegen.target import Target
@@ -103,27 +103,27 @@ class TilePath:
         """C type of an element in shared memory."""
         return ELEMENTS[self.product][0]
 
-    @cached_property
+    @once
     def itemsize(self) -> int:
         """Bytes of an element in shared memory, or of each of its parts."""
         return ELEMENTS[self.product][1]
 
-    @cached_property
+    @once
     def parts(self) -> int:
         """Into how many parts an element is split, each in a tile of its own."""
         return PARTS if self.product == BF16X6 else 1
 
-    @cached_property
+    @once
     def value(self) -> str:
         """C type of an element before it is split."""
         return "float" if self.parts > 1 else self.element
 
-    @cached_property
+    @once
     def piece(self) -> int:
         """Elements of a piece."""
         return PIECE // self.itemsize
 
-    @cached_property
+    @once
     def copied(self) -> bool:
         """Whether copies are asynchronous: the elements need no conversion and lie in words."""
         dtype = self.gather.operand.dtype
@@ -137,7 +137,7 @@ class TilePath:
         found = [prod(self.outer), prod(self.inner), *g.reaches(*sizes)]
         return max([*found, *(abs(x.start) + sum(x.ends(*sizes), x.size) for x in g.limits)])
 
-    @cached_property
+    @once
     def granule(self) -> int:
         """How many elements of a piece share all coordinates of the reduction but the last, and lie all inside or all
         outside of the limits.
@@ -149,7 +149,7 @@ class TilePath:
         size = self.inner[-1]
         return dividing(size, self.piece)
 
-    @cached_property
+    @once
     def effort(self) -> float:
         """Instructions that a piece takes, roughly."""
         loads = self.piece / self.vector
@@ -177,7 +177,7 @@ class TilePath:
             return threads // size
         return threads // self.pieces_of_row(size, inner)
 
-    @cached_property
+    @once
     def words(self) -> bool:
         """Whether elements of 32 bits lie across the reduction: lanes read each of them by itself."""
         return not self.along_k and self.itemsize == 4
@@ -260,7 +260,7 @@ def merged_gather(
     terms = tuple(Limit(x.batch, (0,) * len(outer), x.inner, x.start, x.size) for x in spec.terms)
     limits = (*gather.limits, *terms)
     # Limits take part like operands: dimensions merge only if no limit tells them apart.
-    every = replace(gather, limits=limits)
+    every = changed(gather, limits=limits)
     over = every.steps()
     batch, over_batch = collapse(spec.batch, over[0], range(len(spec.batch)))
     outer, over_outer = collapse(outer, over[1], range(len(outer)))

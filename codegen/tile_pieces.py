@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from codegen.buffers import Edge
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
+from codegen.records import once
 from codegen.tile_path import ACROSS_BYTES, TilePath
 
 
@@ -46,7 +46,7 @@ class TilePieces:
     def first(self) -> bool:
         return self.label == "a"
 
-    @cached_property
+    @once
     def row_bytes(self) -> int:
         """Bytes of a row of the tile as it lies in shared memory."""
         way = self.way
@@ -61,16 +61,16 @@ class TilePieces:
     def products(self) -> int:
         return self.prologue.products
 
-    @cached_property
+    @once
     def pieces(self) -> int:
         return self.tile * self.inner // self.way.piece
 
-    @cached_property
+    @once
     def edge(self) -> Edge:
         """The rows (or columns) in tiles."""
         return Edge(self.total, self.tile)
 
-    @cached_property
+    @once
     def terms(self) -> Edge:
         """The terms of a sum in stages."""
         return Edge(self.depth, self.inner)
@@ -81,29 +81,29 @@ class TilePieces:
     def row_pieces(self) -> int:
         return self.way.pieces_of_row(self.tile, self.inner)
 
-    @cached_property
+    @once
     def count(self) -> int:
         """How many pieces a thread brings."""
         return self.way.count(self.tile, self.inner, self.threads)
 
-    @cached_property
+    @once
     def step(self) -> int:
         """The distance from one of them to the next: rows of the tile, or pieces of one row."""
         return self.way.step(self.tile, self.inner, self.threads)
 
-    @cached_property
+    @once
     def vectors(self) -> int:
         """How many copies a piece takes."""
         return self.way.piece // self.way.vector
 
-    @cached_property
+    @once
     def bases(self) -> int:
         """From how many places along rows or columns a thread brings pieces."""
         if not self.way.along_k:
             return self.vectors
         return self.count if self.way.threads_along_k else 1
 
-    @cached_property
+    @once
     def base_at(self) -> str:
         """The subscript of what a thread keeps for each of them: piece ``i``, or vector ``v`` of a piece."""
         return "" if self.bases == 1 else "[i]" if self.way.along_k else "[v]"
@@ -157,7 +157,7 @@ class TilePieces:
         steps.remove(1)
         return all(s * source.itemsize % width == 0 for s in (*steps, place.start)) and source.alignment % width == 0
 
-    @cached_property
+    @once
     def computed(self) -> bool:
         """Whether elements are computed from what is read."""
         return self.way.gather.program is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from math import gcd, prod
 
@@ -26,6 +25,7 @@ from codegen.operands import (
     ReductionPanels,
 )
 from codegen.phases import busy_share, condition, idle
+from codegen.records import changed
 from codegen.spec import ContractionSpec, Gather, Image, Limit, TensorMap
 from codegen.tensor_map import MOST_RANK, MOST_STEP, MOST_STRIDE, UNIT, corner_limit, offset_limit
 
@@ -56,7 +56,7 @@ def gathered(spec: ContractionSpec) -> OperandTiles:
         raise Declined(f"{spec.b.operand.name!r} does not lie tap by tap, channel by channel")
     reduction = ReductionPanels((), prod(inner), ROW_BYTES // itemsize, 1)
     batch, (over,) = collapse(spec.batch, [spec.b.batch], range(len(spec.batch)))
-    b = tiled(replace(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.n), inner, 0)
+    b = tiled(changed(spec.b, batch=over, inner=along[0]), 1, batch, prod(spec.n), inner, 0)
     if not b.along_k:
         raise Declined(f"{spec.b.operand.name!r} is not stored along the reduction")
     return OperandTiles(batch, prod(spec.m), prod(spec.n), reduction, a, b)
@@ -140,12 +140,12 @@ def _across(spec: ContractionSpec) -> OperandTiles:
         first, second, step = (0, *first[1:]), (0, *second[1:]), -(-step // panel) * panel
     if len(batch) > 1 + (step > 0) or len(cols) > 1:
         raise Declined("batches that do not lie at equal distances")
-    b = tiled(replace(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
+    b = tiled(changed(spec.b, batch=second, outer=over[0], inner=along[0]), 1, batch, prod(cols), inner, 0)
     group = len(batch) - 1
     start = f"{{b{group}}} * {first[group]} + {{c}}" if any(first) and several else "{c}"
     total = (batch[group] - 1) * first[group] + channels
     a = _windows(gather, image, start, total, pixels, tuple(taps), "p")
-    a = replace(a, along_k=False, pixels=pixels, taps=(*taps, channels // width), width=width)
+    a = changed(a, along_k=False, pixels=pixels, taps=(*taps, channels // width), width=width)
     return OperandTiles(batch, prod(spec.m), prod(cols), ReductionPanels((), prod(spec.k), panel, 1, step=step), a, b)
 
 
@@ -207,12 +207,12 @@ def _phased(spec: ContractionSpec, image: Image) -> OperandTiles:
         if high > low:
             terms = [*((f"b{k}", s // step) for k, s in zip(phases, steps)), (f"t{d}", spec.b.inner[1 + d] // step)]
             dims.append((_placeholders(terms, -low // step), (high - low) // step + 1, step))
-    never = replace(spec, terms=tuple(x for x in spec.terms if not any(x.inner)))
+    never = changed(spec, terms=tuple(x for x in spec.terms if not any(x.inner)))
     nothing = condition(idle(never), [f"b{k}" for k in range(len(spec.batch))])
     share *= busy_share(never)
     groups = spec.batch[0]
     only_groups = tuple(step if k == 0 else 0 for k, step in enumerate(spec.b.batch))
-    b = replace(spec.b, batch=only_groups, start=start)
+    b = changed(spec.b, batch=only_groups, start=start)
     second = tiled(b, 1, spec.batch, prod(spec.n), spec.k, 0, dims)
     itemsize = spec.a.operand.dtype.itemsize
     check_across(itemsize, second.along_k)
@@ -256,27 +256,27 @@ def simplified(spec: ContractionSpec) -> ContractionSpec:
     """Returns the spec with dimensions merged that both operands step over alike; an image keeps its windows apart."""
     a, b = spec.a, spec.b
     batch, strides = collapse(spec.batch, [a.batch, b.batch], range(len(spec.batch)))
-    a, b = replace(a, batch=strides[0]), replace(b, batch=strides[1])
+    a, b = changed(a, batch=strides[0]), changed(b, batch=strides[1])
     cols, over = collapse(spec.n, [b.outer], range(len(spec.n)))
     if len(cols) > 1:
         raise Declined("columns that do not lie at equal distances")
-    b = replace(b, outer=over[0])
+    b = changed(b, outer=over[0])
     if not a.limits:
         rows, over = collapse(spec.m, [a.outer], range(len(spec.m)))
         if len(rows) == 1 or a.image is None:
             order = sorted(range(len(spec.k)), key=lambda d: (-abs(a.inner[d]), d))
             inner, along = collapse(spec.k, [a.inner, b.inner], order)
-            a, b = replace(a, outer=over[0], inner=along[0], image=None), replace(b, inner=along[1])
-            return replace(spec, batch=batch, m=rows, n=cols, k=inner, a=a, b=b)
-    return replace(spec, batch=batch, n=cols, a=a, b=b)
+            a, b = changed(a, outer=over[0], inner=along[0], image=None), changed(b, inner=along[1])
+            return changed(spec, batch=batch, m=rows, n=cols, k=inner, a=a, b=b)
+    return changed(spec, batch=batch, n=cols, a=a, b=b)
 
 
 def _rows_as_batch(spec: ContractionSpec) -> ContractionSpec:
     """Returns the spec with all row dimensions but the last as batches: operand B repeats."""
     lead = spec.m[:-1]
-    a = replace(spec.a, batch=(*spec.a.batch, *spec.a.outer[:-1]), outer=spec.a.outer[-1:])
-    b = replace(spec.b, batch=(*spec.b.batch, *(0 for _ in lead)))
-    return replace(spec, batch=(*spec.batch, *lead), m=spec.m[-1:], a=a, b=b)
+    a = changed(spec.a, batch=(*spec.a.batch, *spec.a.outer[:-1]), outer=spec.a.outer[-1:])
+    b = changed(spec.b, batch=(*spec.b.batch, *(0 for _ in lead)))
+    return changed(spec, batch=(*spec.batch, *lead), m=spec.m[-1:], a=a, b=b)
 
 
 def _channel(spec: ContractionSpec, image: bool) -> int:
@@ -423,7 +423,7 @@ def _windows(
     terms, still = [start, *reversed(spatial), f"{{{letter}0}}"], (0,) * bool(groups)
     if groups:
         terms, offsets = [*terms, "{b0}"], ["0", *offsets]
-    tensor_map = replace(
+    tensor_map = changed(
         tensor_map,
         steps=(1, *reversed(image.stride), *(1 for _ in range(1 + bool(groups)))),
         lower=(*lower[::-1], *still),

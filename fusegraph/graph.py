@@ -14,10 +14,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
 from codegen.sizes import Size, least, most
+from fusegraph import networks as nx
 from fusegraph import origins
 from fusegraph.calls import Call
 from fusegraph.dtypes import BY_NUMPY, DType, as_dtype, float32, float64, int32, int64, scalar_dtype
@@ -338,7 +338,8 @@ class Graph(Operations):
             self.origins[node] = origin
         for tensor in dict.fromkeys(node.inputs):
             self._consumers.setdefault(tensor, []).append(node)
-        self._producer |= dict.fromkeys(node.outputs, node)
+        for tensor in node.outputs:
+            self._producer[tensor] = node
         return node
 
     def remove_node(self, node: Node) -> None:
@@ -397,6 +398,13 @@ class Graph(Operations):
     def consumers(self, tensor: Tensor) -> list[Node]:
         """Returns the nodes that take a tensor, each once, in the order they were added."""
         return list(self._consumers.get(tensor, ()))
+
+    @property
+    def readers(self) -> Mapping[Tensor, Sequence[Node]]:
+        """Tensor -> the nodes that take it, if any do, as long as none is added or removed.  For passes, which look up
+        thousands.
+        """
+        return self._consumers
 
     def __repr__(self) -> str:
         return f"<Graph {self.name!r}: {len(self.inputs)} inputs, {self.node_count} nodes, {len(self.outputs)} outputs>"

@@ -35,6 +35,19 @@ def only_consumer(graph: Graph, tensor: Tensor) -> Node | None:
     return takers[0] if len(takers) == 1 and tensor not in graph.outputs else None
 
 
+def followers(graph: Graph, node: Node) -> Iterator[Node]:
+    """Yields the nodes that take what a node makes, and those that take what these make, each once, near ones first."""
+    found = {node: None}
+    queue = [node]
+    for each in queue:
+        for tensor in each.outputs:
+            for taker in graph.readers.get(tensor, ()):
+                if taker not in found:
+                    found[taker] = None
+                    queue.append(taker)
+                    yield taker
+
+
 def made_of(
     graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
 ) -> dict[Node, Sequence[Tensor]]:
@@ -72,7 +85,7 @@ class Found:
         if not name or self.tensors.get(name) is tensor:
             yield self
         elif name not in self.tensors:
-            yield replace(self, tensors={**self.tensors, name: tensor})
+            yield Found(self.graph, {**self.tensors, name: tensor}, self.nodes)
 
     def where(self, **patterns: Operand) -> Found | None:
         """Returns this, extended by matching named tensors one after the other; None if one of them does not match."""
@@ -185,7 +198,7 @@ class Made(Pattern):
         if not self.by(found, node):
             return
         for known in found.named(self.name, node.output):
-            through = replace(known, nodes=(*known.nodes, node))
+            through = Found(known.graph, known.tensors, (*known.nodes, node))
             yield from _all(through, list(zip(operands, node.inputs)))
             if node.op.commutes and self.operands is not None:
                 yield from _all(through, list(zip(operands, node.inputs[::-1])))

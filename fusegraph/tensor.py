@@ -256,18 +256,16 @@ def _is_truth(operand: Any) -> bool:
 class Node:
     """An op of the table applied to tensors.  Named after its result, the first where there are several."""
 
-    __slots__ = ("attributes", "inputs", "op", "outputs")
+    __slots__ = ("attributes", "inputs", "kind", "op", "output", "outputs")
 
     def __init__(self, op: Op, inputs: tuple[Tensor, ...], attributes: Mapping[str, Any], *outputs: Tensor) -> None:
         self.op: Op = op
         self.inputs: tuple[Tensor, ...] = inputs
         self.attributes: Mapping[str, Any] = MappingProxyType(dict(attributes))
         self.outputs: tuple[Tensor, ...] = outputs
-
-    @property
-    def output(self) -> Tensor:
-        """The first result: for all but some composites the only one."""
-        return self.outputs[0]
+        #: The first result: for all but some composites the only one.
+        self.output: Tensor = outputs[0]
+        self.kind: Kind = op.kind
 
     @property
     def name(self) -> str:
@@ -278,10 +276,6 @@ class Node:
         """The operands on whose values the results depend, rather than on their shapes alone."""
         keys = self.op.names(len(self.inputs))
         return tuple(t for key, t in zip(keys, self.inputs) if key not in self.op.shapes)
-
-    @property
-    def kind(self) -> Kind:
-        return self.op.kind
 
     def __repr__(self) -> str:
         return f"<Node {self.name!r} = {self.op.name}({', '.join(t.name for t in self.inputs)})>"

@@ -19,7 +19,7 @@ from codegen.declined import Declined
 from codegen.families import family_of
 from codegen.naming import Identifiers
 from codegen.size_expressions import value
-from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums, most, sizes_in
+from codegen.sizes import MARK, PREFIX, Bounds, at, has_sums, most, moving, sizes_in
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
 from fusegraph.graph import Graph
@@ -246,6 +246,7 @@ class Variants:
         self._graph, self._spec, self._group = graph, group.lowered.spec, group
         self._choose, self._place = choose, place
         self._named, self._target = names, target
+        self._spec_at = moving(self._spec)
         self._sums, self._sizes = has_sums(self._spec), list(dict.fromkeys(sizes_in(self._spec)))
         self._points: dict[tuple[int, ...], _Best] = {}
         self.without: list[tuple[Range, str]] = []
@@ -322,7 +323,7 @@ class Variants:
         sizes = range_.between(POINTS)
         found = [self._point(s, range_) for s in sizes[:ANCHORS]]
         if all(point.modelled for point in found):
-            return [*found, *(_Point(at(self._spec, s), self._target) for s in sizes[ANCHORS:])]
+            return [*found, *(_Point(self._spec_at(s), self._target) for s in sizes[ANCHORS:])]
         return [*found, *(self._point(s, range_) for s in sizes[ANCHORS:])]
 
     def _point(self, sizes: Mapping[str, int], range_: Range) -> _Best:
@@ -341,11 +342,11 @@ class Variants:
         return sum(gcd(value(size.expression, sizes), WIDEST) for size in self._sizes)
 
     def _at(self, sizes: Mapping[str, int]) -> _Best:
-        spec = at(self._spec, sizes)
+        spec = self._spec_at(sizes)
         best = self._choose(spec, self._group)
         if self._sums and self._rendered(sizes, best.schedule) is None:
             # Sums may be whole vectors here, but are not at all sizes.
-            for each in (spec, at(self._spec, sizes, vary=True)):
+            for each in (spec, self._spec_at(sizes, vary=True)):
                 found = islice(family_of(each).schedules(each, self._target), FEW)
                 schedule = next((s for s in found if self._rendered(sizes, s) is not None), None)
                 if schedule is not None:
@@ -356,7 +357,7 @@ class Variants:
     def _rendered(self, sizes: Mapping[str, int], schedule: Schedule) -> KernelSource | None:
         """Returns the kernel with a schedule where sizes have these values, and vary; None if it is none for them."""
         try:
-            return source_of(self._group, at(self._spec, sizes, vary=True), schedule, self._place)
+            return source_of(self._group, self._spec_at(sizes, vary=True), schedule, self._place)
         except _NONE:
             return None
 
@@ -416,17 +417,21 @@ class Variants:
         vary = bool(range_.varying)
         try:
             check_overwriting(self._graph, [(self._group, schedule)])
-            first, *others = (
-                source_of(self._group, at(self._spec, end, vary=vary, within=range_.bounds), schedule, self._place)
+            every = (
+                source_of(self._group, self._spec_at(end, vary=vary, within=range_.bounds), schedule, self._place)
                 for end in (*range_.ends, *(range_.probes if probes else ()))
             )
+            first = next(every)
+            text = repr(first)
+            if any(repr(other) != text for other in every):
+                return None
         except _NONE:
             return None
         if first.dynamic_shared_bytes > self._target.arch.shared_bytes_per_block:
             return None  # the largest does not fit
         if most(prod(first.block)) > MAX_THREADS_PER_BLOCK:
             return None
-        return first if all(repr(other) == repr(first) for other in others) else None
+        return first
 
 
 def _joined(variants: Sequence[Variant]) -> tuple[Variant, ...]:

@@ -89,3 +89,20 @@ else:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "compile" in done.stdout
+
+
+def test_a_network_is_planned_without_networkx():
+    code = """
+import sys
+import fusegraph as fg
+from fusegraph.plan import plan
+g = fg.Graph("network", io_dtype="bfloat16")
+x = g.tensor("x", (8, 256, 64))
+y = g.rmsnorm(x + g.gelu(x @ g.tensor("w", (64, 64), parameter=True)), g.tensor("scale", (1, 1, 64), parameter=True))
+y = g.softmax(y.transpose(0, 2, 1) @ x, axis=-1)
+g.output(y, name="y")
+assert plan(g).kernels
+assert not {"networkx", "sympy"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -234,6 +234,8 @@ def test_what_groups_reach_is_known_after_merges():
             groups.merge(*chance.choice(pairs))
             network = nx.DiGraph((a, b) for a in groups.members for b in groups.successors[a])
             network.add_nodes_from(groups.members)
+            first = {g: min(groups.order[n] for n in nodes) for g, nodes in groups.members.items()}
+            assert groups.topological() == list(nx.lexicographical_topological_sort(network, key=first.__getitem__))
             for a in groups.members:
                 assert {b for b in groups.members if groups.reach[a] >> groups.bit[b] & 1} == nx.descendants(network, a)
 

@@ -42,11 +42,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(where, name, counting)
 
-    for cached in (family._estimates, mma_schedule._ranked, wgmma_schedule._ranked):
-        cached.cache_clear()
+    forget()
     monkeypatch.setattr(estimates, "_KNOWN", {})
     for where, name in (
-        (wgmma_schedule, "_candidates"),
+        (wgmma_schedule, "_staged"),
         (wgmma_schedule, "Layout"),
         (ResultSpace, "_side"),
         (mma_schedule, "_tile"),
@@ -56,6 +55,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     ):
         count(where, name)
     return found
+
+
+def forget() -> None:
+    """Forgets what is known of the schedules of products."""
+    for module in (family, mma_schedule, wgmma_schedule):
+        for cached in vars(module).values():
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
 
 
 def network(layers: int) -> Graph:
@@ -71,11 +78,11 @@ def network(layers: int) -> Graph:
 
 def test_layers_that_are_alike_are_estimated_once(calls):
     few = {k.source.code for k in planned(network(3)).every_kernel}
-    assert calls.keys() >= {"_candidates", "_tile", "_cost"}
+    assert calls.keys() >= {"_staged", "_tile", "_cost"}
     calls.clear()
     more = planned(network(9)).every_kernel
     assert len({k.source.code for k in more}) == len(few) < len(more)
-    assert not calls.keys() & {"_candidates", "_tile", "_cost"}
+    assert not calls.keys() & {"_staged", "_tile", "_cost"}
 
 
 def test_schedules_share_what_does_not_depend_on_them(calls):
@@ -84,11 +91,27 @@ def test_schedules_share_what_does_not_depend_on_them(calls):
     g.output(g.relu(a @ b + c), name="y")
     (kernel,) = planned(g).kernels
     calls.clear()
-    for cached in (mma_schedule._ranked, wgmma_schedule._ranked):
-        cached.cache_clear()
-        cached(kernel.group.lowered.spec, HOPPER)
+    forget()
+    for ranked in (mma_schedule._ranked, wgmma_schedule._ranked):
+        ranked(kernel.group.lowered.spec, HOPPER)
     assert calls["_side"] == 2 < calls["Layout"]  # one for c and one for y
     assert calls["_tile"] <= 2 * len(mma_schedule.TILES) < calls["_cost"]
+
+
+@pytest.mark.parametrize("shape", [(4096, 2048, 4096), (512, 1024, 96), (64, 8192, 192), (8200, 72, 520)])
+@pytest.mark.parametrize("form", [wgmma_schedule, mma_schedule])
+def test_what_cannot_be_the_best_is_not_estimated(calls, form, shape):
+    m, k, n = shape
+    g = Graph("product", io_dtype="bfloat16")
+    g.output(g.relu(g.tensor("a", (m, k)) @ g.tensor("b", (k, n)) + g.tensor("c", (m, n))), name="y")
+    spec = planned(g).kernels[0].group.lowered.spec
+    some, every = [], []
+    for asked, counts in ((form.best, some), (form._ranked, every)):
+        forget()
+        calls.clear()
+        counts += [asked(spec, HOPPER), calls["_staged"] + calls["_cost"]]
+    assert some[0] == every[0][0][1] == form.schedules(spec, HOPPER)[0]
+    assert some[1] < every[1]
 
 
 def test_slides_share_what_does_not_depend_on_them(calls):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from math import e, log2, prod
 from typing import Any
 
@@ -19,6 +18,7 @@ from codegen.expr import Operand, Program, Store, literal
 from codegen.iteration import bounds, collapse, coordinates, extent, far, long, signed_index_type
 from codegen.kernel import Kernel, converted, parameter
 from codegen.naming import Names
+from codegen.records import once
 from codegen.spec import KernelSource
 
 
@@ -81,7 +81,7 @@ class Scores(Masks):
         #: what a score's program writes: C variables, and their values for keys that do not exist
         self.starts = {"score": f"-infinity<{self.real}>()"}
 
-    @cached_property
+    @once
     def t(self) -> str:
         """The C type of places."""
         return signed_index_type(*self._places())

@@ -103,11 +103,11 @@ FAMILY = EstimatedFamily(
         Form(
             "wgmma", WgmmaSchedule, _in_memory(wgmma_schedule.schedules), wgmma.render,
             _in_memory(wgmma_schedule.cycles), _coarse_wgmma,
-            cost=wgmma_schedule.cost,
+            cost=wgmma_schedule.cost, best=_in_memory(wgmma_schedule.best),
         ),
         Form(
             "mma", MmaSchedule, _plain(mma_schedule.schedules), mma.render, _plain(mma_schedule.cycles), _coarse_mma,
-            cost=mma_schedule.cost,
+            cost=mma_schedule.cost, best=_plain(mma_schedule.best),
         ),
         Form("halo", HaloSchedule, _plain(halo_schedule.schedules), halo.render, _plain(halo_schedule.cycles)),
         Form(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import gcd, hypot, prod
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from codegen.filled_tiles import as_it_lies
 from codegen.fragments import MOST_PAD
 from codegen.operands import round_up
 from codegen.ranking import in_order
+from codegen.records import changed, once
 from codegen.spec import ContractionSpec, Gather, Image, Limit
 from codegen.target import Target
 from codegen.tile_path import product_types
@@ -253,18 +254,18 @@ class HaloTile:
         """Returns the products along the sum that a phase takes."""
         return -(-self.at.chunks_of(phase) * CHUNK // STEP)
 
-    @cached_property
+    @once
     def steps(self) -> int:
         """The products along the sums of all phases."""
         return sum(map(self.steps_of, self.at.phases))
 
-    @cached_property
+    @once
     def image_vector(self) -> int:
         """Bytes of a copy of the image, 0 where there is none."""
         outside = (self.spec.a.outer[0], *self.at.steps)
         return vector_bytes(self.spec.a, outside, gcd(self.at.width * self.at.groups, self.width))
 
-    @cached_property
+    @once
     def filter_vector(self) -> int:
         """Bytes of a copy of the filters, 0 where there is none."""
         b = self.spec.b
@@ -275,14 +276,10 @@ class HaloTile:
         """Registers of a thread, roughly."""
         return self.sums + (8 * self.own * self.s.groups if self.s.wgmma else 4 * self.own) + 2 * self.own + 60
 
-    @cached_property
+    @once
     def reads(self) -> tuple[int, float]:
         """Returns the bytes from a pixel to the next, and how often shared memory is read for a fragment's half."""
-        width = round_up(self.width, VECTORS)
-        return min(
-            ((pitch, _reads(self.at, self.s.tile, pitch)) for pitch in range(width, width + 64, VECTORS)),
-            key=lambda found: found[1] + found[0] / 4096,
-        )
+        return _pitched(self.at, self.s.tile, round_up(self.width, VECTORS))
 
     @property
     def image(self) -> Buffer:
@@ -295,7 +292,7 @@ class HaloTile:
         """What lies there besides the operands."""
         return ()
 
-    @cached_property
+    @once
     def buffers(self) -> Buffers:
         row = self.steps * STEP
         row += -(row - STEP) % BANKS if row % BANKS not in (STEP, 3 * STEP) else 0
@@ -311,6 +308,12 @@ class HaloTile:
 
 
 @lru_cache(4096)
+def _pitched(at: Windows, tile: tuple[int, ...], width: int) -> tuple[int, float]:
+    """Returns the bytes from a pixel of ``width`` bytes to the next, and how often shared memory is read."""
+    found = ((pitch, _reads(at, tile, pitch)) for pitch in range(width, width + 64, VECTORS))
+    return min(found, key=lambda each: each[1] + each[0] / 4096)
+
+
 def _reads(at: Windows, tile: tuple[int, ...], pitch: int) -> float:
     """Returns how often the banks are read, on average, for half of a warp's chunks of a step: 4 rows of 4 chunks."""
     under = (tile[0], *at.under(tile[1:]))
@@ -403,7 +406,7 @@ def ranked(
     for x in tiles:
         if resident := x.resident(target) if x.sums <= MOST_SUMS else 0:
             most = -(-x.tiles // max(1, resident * target.sms // x.slabs.tiles))  # tiles of a block
-            chosen = replace(x.s, workers=-(-x.tiles // most), resident=resident)
+            chosen = changed(x.s, workers=-(-x.tiles // most), resident=resident)
             found.append((cost(x, most, resident, target), chosen))
     if not found:
         raise Declined("no part of the image, with its filters, fits the shared memory and the registers of a block")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from codegen.iteration import Strides, collapse, restrided
+from codegen.records import changed
 from codegen.spec import ContractionSpec
 
 
@@ -31,15 +31,15 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
     inner, over = collapse(spec.k, [*over_a[2], *over_b[2], *(x.inner for x in terms)], order)
     a_inner, b_inner, term_inner = _cut(over, lengths[1:])
     new = [x + y + (s[-1],) for x, y, s in zip(batches, over_rows, every)]
-    return replace(
+    return changed(
         spec,
         batch=batch,
         m=rows,
         k=inner,
         a=a.stepped(a_batch, a_rows, a_inner),
         b=b.stepped(b_batch, over_b[1], b_inner),
-        terms=tuple(replace(x, batch=s, inner=i) for x, s, i in zip(terms, term_batch, term_inner)),
-        results=tuple(replace(x, batch=s) for x, s in zip(results, result_batch)),
+        terms=tuple(changed(x, batch=s, inner=i) for x, s, i in zip(terms, term_batch, term_inner)),
+        results=tuple(changed(x, batch=s) for x, s in zip(results, result_batch)),
         program=restrided(program, new),
     )
 
@@ -59,7 +59,7 @@ def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
     if len(rows) > 1:
         return None
     new = [s[:nb] + s[nb + nr :] + r for s, r in zip(every, over)]
-    return replace(
+    return changed(
         spec,
         m=spec.n,
         n=rows,

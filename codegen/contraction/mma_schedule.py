@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
-from codegen.buffers import Buffer, Buffers, Edge
+from codegen.buffers import Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.fragments import MOST_PAD
 from codegen.phases import busy_share
-from codegen.ranking import in_order
+from codegen.ranking import in_order, least
+from codegen.records import changed
 from codegen.spec import ContractionSpec
 from codegen.target import Target
 from codegen.tile_path import TilePaths, convert_registers, held_registers, tile_paths
@@ -62,7 +65,7 @@ class MmaSchedule(Schedule):
 
     def tiles(self, parts: TilePaths) -> int:
         """Returns the number of tiles that make up the results."""
-        return parts.batch * Edge(parts.rows, self.tile_m).tiles * Edge(parts.cols, self.tile_n).tiles
+        return parts.batch * -(-parts.rows // self.tile_m) * -(-parts.cols // self.tile_n)
 
 
 # ---- schedules
@@ -98,6 +101,8 @@ STAGES = (4, 3, 2)
 L2_SHARE, LATENCY, SHARED_RATE, ISSUE = 48 / 70, 900.0, 128.0, 128.0
 #: Cycles between two loads to registers of a warp that has one of the multiprocessor's schedulers to itself.
 BETWEEN_LOADS = 15.0
+#: How much longer products take of so few warps.
+FEW_WARPS = {1: 2.0, 2: 1.5, 4: 1.2}
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
@@ -122,29 +127,58 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
 def cycles(spec: ContractionSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
     # Schedules are ranked without the time between loads: the best ones have about the same.
-    return cost(spec, _ranked(spec, target)[0][1], target)
+    return cost(spec, best(spec, target), target)
+
+
+@lru_cache(256)
+def best(spec: ContractionSpec, target: Target) -> MmaSchedule:
+    """Returns the schedule with the least estimated time, the first one of `schedules`.  Raises Declined likewise."""
+    parts = _checked(spec, target)
+    tiles = ((_at_least(spec, parts, way, target), way) for way in _tiles(spec, parts, target))
+    found = least(tiles, lambda way: min(_of_tile(spec, parts, way, target), key=_FIRST, default=None))
+    if found is None:
+        raise Declined(NO_ROOM)
+    return found[1]
 
 
 def cost(spec: ContractionSpec, schedule: MmaSchedule, target: Target) -> float:
     """Returns the cycles that a schedule is estimated to take."""
-    parts = tile_paths(spec, _widens(spec, target))
+    parts = _paths(spec, _widens(spec, target))
     tile = _tile(spec, parts, schedule, target)
     if tile is None:
         raise Declined("threads cannot fill the tiles of this schedule, or have too few registers")
-    return _cost(parts, tile, schedule, target, _resident(tile, schedule, target), BETWEEN_LOADS)
+    return _cost(
+        parts, tile, schedule, target, _resident(tile, schedule.threads, schedule.stages, target), BETWEEN_LOADS
+    )
 
 
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, MmaSchedule]]:
+    parts = _checked(spec, target)
+    found = [each for way in _tiles(spec, parts, target) for each in _of_tile(spec, parts, way, target)]
+    if not found:
+        raise Declined(NO_ROOM)
+    return sorted(found, key=_FIRST)
+
+
+_FIRST = itemgetter(0)
+NO_ROOM = "no tile fits the shared memory of a block"
+
+
+def _checked(spec: ContractionSpec, target: Target) -> TilePaths:
+    """Returns the paths of the operands.  Raises Declined with a reason if warps do not multiply them."""
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch} has no asynchronous copies to shared memory")
-    parts = tile_paths(spec, _widens(spec, target))
+    parts = _paths(spec, _widens(spec, target))
     if parts.a.parts > 1:
         raise Declined("float32 is multiplied in parts by warpgroups only")
-    found = list(_candidates(spec, parts, target))
-    if not found:
-        raise Declined("no tile fits the shared memory of a block")
-    return sorted(found, key=lambda entry: entry[0])
+    return parts
+
+
+@lru_cache(64)
+def _paths(spec: ContractionSpec, widen: bool) -> TilePaths:
+    """Returns the paths of the operands for estimates: numbers in them may be those of an equal spec, 0.0 for -0.0."""
+    return tile_paths(spec, widen)
 
 
 def _widens(spec: ContractionSpec, target: Target) -> bool:
@@ -152,8 +186,8 @@ def _widens(spec: ContractionSpec, target: Target) -> bool:
     return not target.arch.has_fp8_mma or not spec.fast_fp8
 
 
-def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[tuple[float, MmaSchedule]]:
-    """Yields what might be fast, and its estimated cycles."""
+def _tiles(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iterator[MmaSchedule]:
+    """Yields tiles that might be fast, with the fewest stages."""
     widen = _widens(spec, target) and parts.a.product == "float16"
     for rows, cols, warps_m, warps_n in TILES:
         if cols // warps_n % spec.col_chunk or rows // warps_m % spec.row_chunk:
@@ -163,23 +197,43 @@ def _candidates(spec: ContractionSpec, parts: TilePaths, target: Target) -> Iter
         if parts.a.words and max(rows, cols) > WORDS_SIDE:
             continue
         for row_bytes in (128,) if parts.a.words else (128, 64):
-            inner = row_bytes // parts.a.itemsize
-            way = MmaSchedule(rows, cols, inner, warps_m, warps_n, STAGES[-1], widen=widen)
-            tile = _tile(spec, parts, way, target)
-            if tile is None:
-                continue
-            for stages in STAGES:
-                s = MmaSchedule(rows, cols, inner, warps_m, warps_n, stages, widen=widen)
-                resident = _resident(tile, s, target) if stages <= max(2, tile.depth) else 0
-                if not resident:
-                    continue
-                yield _cost(parts, tile, s, target, resident), s
-                split_k = 2
-                while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and tile.depth >= 4 * split_k:
-                    if tile.tiles * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
-                        shared = replace(s, split_k=split_k)
-                        yield _cost(parts, tile, shared, target, resident), shared
-                    split_k *= 2
+            yield MmaSchedule(rows, cols, row_bytes // parts.a.itemsize, warps_m, warps_n, STAGES[-1], widen=widen)
+
+
+def _of_tile(
+    spec: ContractionSpec, parts: TilePaths, way: MmaSchedule, target: Target
+) -> Iterator[tuple[float, MmaSchedule]]:
+    """Yields the schedules of a tile, and their estimated cycles."""
+    tile = _tile(spec, parts, way, target)
+    if tile is None:
+        return
+    for stages in STAGES:
+        resident = _resident(tile, way.threads, stages, target) if stages <= max(2, tile.depth) else 0
+        if not resident:
+            continue
+        s = changed(way, stages=stages)
+        yield _cost(parts, tile, s, target, resident), s
+        split_k = 2
+        while target.arch.has_clusters and s.warp_rows // 16 % split_k == 0 and tile.depth >= 4 * split_k:
+            if tile.tiles * split_k <= target.sms and s.warp_rows // split_k % spec.row_chunk == 0:
+                shared = changed(s, split_k=split_k)
+                yield _cost(parts, tile, shared, target, resident), shared
+            split_k *= 2
+
+
+def _at_least(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target) -> float:
+    """Returns cycles below which no schedule of a tile is estimated, about: as if its threads left room for as many
+    blocks as can be.
+    """
+    depth, tiles = parts.stages(s.tile_k), s.tiles(parts)
+    rounds = -(-tiles // target.sms)
+    together, split_k = min(rounds, max(1, target.arch.max_threads_per_sm // s.threads)), 1
+    while 2 * split_k <= s.warp_rows // 16 and depth >= 8 * split_k and 2 * tiles * split_k <= target.sms:
+        split_k *= 2
+    ahead = STAGES[0] - 1 if parts.a.copied and parts.b.copied else 1
+    stage = max(_busy(parts, s, target), LATENCY / ahead / together) * prod(_slower(spec, parts))
+    each = (busy_share(spec) * -(-depth // split_k) * stage) + _leaving(spec, s) / split_k + OVERHEAD / together
+    return LATENCY + rounds * each
 
 
 class _Tile(NamedTuple):
@@ -211,37 +265,48 @@ class _Tile(NamedTuple):
 
 def _tile(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: Target) -> _Tile | None:
     """Returns what a tile takes; None if the threads of a block cannot fill it, or have too few registers."""
-    if not all(way.fills(size, s.tile_k, s.threads) for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))):
+    if not (parts.a.fills(s.tile_m, s.tile_k, s.threads) and parts.b.fills(s.tile_n, s.tile_k, s.threads)):
         return None
-    registers, itemsize = _registers(parts, s, target), parts.a.itemsize
+    registers = _registers(parts, s, target)
     if registers > MOST_REGISTERS:
         return None
-    warps = s.warps_m * s.warps_n
-    rate = target.mma * 2 / itemsize
-    cols = s.tile_n * parts.products
-    products = s.tile_m * cols * s.tile_k / rate
-    filled = (s.tile_m + cols) * s.tile_k * itemsize
-    fragments = warps * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k
-    shared = (filled + fragments * itemsize) / SHARED_RATE
-    pieces = sum(size * s.tile_k / way.piece * way.effort for way, size in ((parts.a, s.tile_m), (parts.b, cols)))
-    # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
-    multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
-    instructions = (pieces + 32 * multiply) / ISSUE
-    work = [products, shared, filled / (L2_SHARE * target.l2_rate), instructions]
-    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     return _Tile(
         s.tiles(parts),
         parts.stages(s.tile_k),
         buffers(parts, s).stage_bytes,
         _sums(parts, s).bytes,
         registers,
-        max(work) + 0.1 * (sum(work) - max(work)),
-        fragments / CONVERTED if parts.a.words else 0.0,
+        _busy(parts, s, target),
+        _fragments(parts, s) / CONVERTED if parts.a.words else 0.0,
         _loads(parts, s),
         _slower(spec, parts),
-        s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE,
+        _leaving(spec, s),
         busy_share(spec),
     )
+
+
+def _fragments(parts: TilePaths, s: MmaSchedule) -> int:
+    """Returns how many elements of a stage the warps load."""
+    return s.warps_m * s.warps_n * (s.warp_rows + s.warp_cols * parts.products) * s.tile_k
+
+
+def _busy(parts: TilePaths, s: MmaSchedule, target: Target) -> float:
+    """Returns the cycles of a stage that is there: of what takes longest, and a share of the rest."""
+    itemsize, cols = parts.a.itemsize, s.tile_n * parts.products
+    products = s.tile_m * cols * s.tile_k / (target.mma * 2 / itemsize)
+    filled = (s.tile_m + cols) * s.tile_k * itemsize
+    shared = (filled + _fragments(parts, s) * itemsize) / SHARED_RATE
+    pieces = s.tile_m * s.tile_k / parts.a.piece * parts.a.effort + cols * s.tile_k / parts.b.piece * parts.b.effort
+    # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
+    multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
+    work = [products, shared, filled / (L2_SHARE * target.l2_rate), (pieces + 32 * multiply) / ISSUE]
+    return max(work) + 0.1 * (sum(work) - max(work))
+
+
+def _leaving(spec: ContractionSpec, s: MmaSchedule) -> float:
+    """Returns the cycles in which the results of a tile leave."""
+    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
+    return s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE
 
 
 def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
@@ -256,12 +321,12 @@ def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _resident(tile: _Tile, s: MmaSchedule, target: Target) -> int:
+def _resident(tile: _Tile, threads: int, stages: int, target: Target) -> int:
     """Returns how many blocks a multiprocessor holds; 0 if there can be none."""
-    needed = max(s.stages * tile.ring, tile.sums)
+    needed = max(stages * tile.ring, tile.sums)
     if needed > target.arch.shared_bytes_per_block:
         return 0
-    return max(1, target.arch.blocks_per_sm(s.threads, tile.registers, needed))
+    return max(1, target.arch.blocks_per_sm(threads, tile.registers, needed))
 
 
 def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
@@ -272,11 +337,9 @@ def _registers(parts: TilePaths, s: MmaSchedule, target: Target) -> int:
     if target.arch.has_wgmma and parts.a.itemsize == 1 and parts.a.gather.operand.dtype.is_float:
         # Hopper's mma.sync has no 8-bit floats: the compiler converts them to float16, some steps ahead.
         fragments = fragments * (7 if s.tile_k > 64 else 5) // 2
-    kept = sum(
-        held_registers(way, size, s.tile_k, s.threads, products) + convert_registers(way, target)
-        for way, size, products in ((parts.a, s.tile_m, 1), (parts.b, s.tile_n, parts.products))
-    )
-    return sums + fragments + kept + OTHER_REGISTERS
+    held = held_registers(parts.a, s.tile_m, s.tile_k, s.threads, 1) + convert_registers(parts.a, target)
+    held += held_registers(parts.b, s.tile_n, s.tile_k, s.threads, parts.products) + convert_registers(parts.b, target)
+    return sums + fragments + held + OTHER_REGISTERS
 
 
 def buffers(parts: TilePaths, s: MmaSchedule) -> Buffers:
@@ -308,11 +371,11 @@ def _cost(
 ) -> float:
     """Returns the estimated cycles: rounds of blocks that wait for products, shared memory, the L2 cache or latency."""
     warps = s.warps_m * s.warps_n
-    depth = Edge(tile.depth, s.split_k).tiles
-    rounds = Edge(tile.tiles * s.split_k, target.sms).tiles
+    depth = -(-tile.depth // s.split_k)
+    rounds = -(-tile.tiles * s.split_k // target.sms)
     together = min(resident, rounds)
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
-    busy = tile.busy * {1: 2.0, 2: 1.5, 4: 1.2}.get(together * warps, 1.0)
+    busy = tile.busy * FEW_WARPS.get(together * warps, 1.0)
     if parts.a.words:
         busy = max(busy, tile.converted) * (WAITING if together * warps <= 8 else SHARING)
     latency = LATENCY / ahead / together

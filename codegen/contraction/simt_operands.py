@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from codegen.buffers import Edge, where
@@ -18,6 +17,7 @@ from codegen.epilogue import batches, operand_value
 from codegen.iteration import coordinates, linear, packed, split, unsigned, used
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
+from codegen.records import once
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, Limit
 
@@ -41,12 +41,12 @@ class SimtOperand:
     def label(self) -> str:
         return self.prologue.label
 
-    @cached_property
+    @once
     def edge(self) -> Edge:
         """The rows or columns in tiles."""
         return Edge(prod(self.outer), self.tile)
 
-    @cached_property
+    @once
     def origin(self) -> str:
         """C variable of the tile's first row or column."""
         return "0" if most(self.edge.tiles) <= 1 else "row0" if self.axis == "m" else "col0"
@@ -56,26 +56,26 @@ class SimtOperand:
         """C variable of where a thread's first chunk of sums lies."""
         return "ty" if self.axis == "m" else "tx"
 
-    @cached_property
+    @once
     def mine(self) -> int:
         """Rows or columns of a thread's sums, in chunks of four."""
         return self.s.thread_rows if self.axis == "m" else self.s.thread_cols
 
-    @cached_property
+    @once
     def chunks(self) -> int:
         return self.mine // CHUNK
 
-    @cached_property
+    @once
     def span(self) -> int:
         """Rows or columns from one of these chunks to the next."""
         return self.tile // self.mine * CHUNK
 
-    @cached_property
+    @once
     def along_k(self) -> bool:
         """Whether threads side by side fetch neighbours along the reduction (else along the outer dimension)."""
         return along_reduction(self.spec, self.prologue.gather)
 
-    @cached_property
+    @once
     def width(self) -> int:
         """Neighbours that are fetched as one vector: 1 or 4."""
         of = copied_width if self.s.copied else width
@@ -86,32 +86,32 @@ class SimtOperand:
         """Whether the tile in shared memory has a row for each chunk of four terms: see `simt_schedule.buffers`."""
         return self.along_k and self.width > 1
 
-    @cached_property
+    @once
     def lanes(self) -> int:
         """Threads side by side."""
         return (self.s.tile_k if self.along_k else self.tile) // self.width
 
-    @cached_property
+    @once
     def step(self) -> int:
         """The distance of what a thread fetches of a tile along the other dimension."""
         return self.s.threads // self.lanes
 
-    @cached_property
+    @once
     def count(self) -> int:
         """Elements, or vectors, that a thread fetches of a tile."""
         return self.tile * self.s.tile_k // (self.s.threads * self.width)
 
-    @cached_property
+    @once
     def at(self) -> str:
         """The subscript of what a thread keeps for each of its rows or columns."""
         return "[i]" if self.along_k and self.count > 1 else ""
 
-    @cached_property
+    @once
     def terms(self) -> list[Limit]:
         """Limits on the terms that change along the reduction."""
         return [x for x in self.spec.terms if any(x.inner)]
 
-    @cached_property
+    @once
     def guarded(self) -> bool:
         """Whether some elements of a computed operand are zero whatever the program says."""
         some = self.prologue.gather.limits or self.terms or self.edge.ragged or prod(self.spec.k) % self.s.tile_k

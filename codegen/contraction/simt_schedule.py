@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple, TypeAlias
 
@@ -252,15 +253,21 @@ def _copyable(spec: ContractionSpec) -> bool:
     return as_they_are and spec.accumulate == "float" and not spec.others
 
 
+@lru_cache(64)
+def _merged(spec: ContractionSpec) -> ContractionSpec:
+    """Returns the spec merged, for estimates: numbers in it may be those of an equal one, 0.0 for -0.0."""
+    return merged(spec)
+
+
 def _plain(spec: ContractionSpec) -> bool:
     """Tells whether a spec is a product of matrices."""
-    spec = merged(spec)
+    spec = _merged(spec)
     return len(spec.k) == 1 and not (spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials)
 
 
 def _widths(spec: ContractionSpec, tile: Tile) -> tuple[int, int]:
     """Returns how many elements of each operand a copy brings."""
-    spec = merged(spec)
+    spec = _merged(spec)
     sides = ((spec.a, spec.m, tile[0]), (spec.b, spec.n, tile[1]))
     a, b = (copied_width(spec, gather, outer, length, tile) for gather, outer, length in sides)
     return a, b
@@ -294,7 +301,7 @@ def width(spec: ContractionSpec, gather: Gather, outer: tuple[int, ...], size: i
 
 def _scattered(spec: ContractionSpec) -> bool:
     """Tells whether threads work out for each element that they fetch which term of the sum it belongs to."""
-    spec = merged(spec)
+    spec = _merged(spec)
     return len(spec.k) > 1 and not any(along_reduction(spec, gather) for gather in (spec.a, spec.b))
 
 

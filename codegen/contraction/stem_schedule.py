@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
 from math import hypot, prod
 from operator import mul
@@ -37,6 +37,7 @@ from codegen.declined import Declined
 from codegen.filled_tiles import as_it_lies
 from codegen.operands import round_up
 from codegen.ranking import in_order
+from codegen.records import once
 from codegen.spec import ContractionSpec
 from codegen.target import Target
 from codegen.tile_path import ELEMENTS
@@ -149,7 +150,7 @@ class StemTile(HaloTile):
         """Whether vectors of memory have all channels of a column, one column behind the other."""
         return self.vector and self.at.channels > 1 and self.at.steps[2] != 1
 
-    @cached_property
+    @once
     def words(self) -> tuple[Word, ...]:
         """The words of a window, those first all of whose elements are terms or zeros."""
         at = self.at
@@ -170,7 +171,7 @@ class StemTile(HaloTile):
         """Bytes of a row of the image that threads bring."""
         return self.pieces * self.each * self.channels * self.itemsize
 
-    @cached_property
+    @once
     def reads(self) -> tuple[int, float]:
         """Returns the bytes from a row to the next, and how often shared memory is read for a quarter of a fragment."""
         every = range(round_up(self.row_bytes, VECTORS), self.row_bytes + BANKS, 2 * VECTORS)

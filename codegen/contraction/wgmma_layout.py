@@ -4,8 +4,8 @@ leave it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from codegen.arch import KNOWN
@@ -18,6 +18,7 @@ from codegen.filled_tiles import filled
 from codegen.iteration import collapse, restrided
 from codegen.operands import ROW_BYTES, ComputedOperand, Gathered, MappedOperand, OperandTiles, round_up, tile_of
 from codegen.pipeline import barriers
+from codegen.records import once
 from codegen.scaled_tiles import ScaledOperand, scaled
 from codegen.sparse_tiles import BLOCK_ROWS, BLOCK_WORDS, sparse_tiles
 from codegen.spec import ContractionSpec, Gather, TensorMap
@@ -45,6 +46,7 @@ FILL_REGISTERS = {
 SCALE_REGISTERS = {1: (56, 224), 2: (56, 224), 3: (56, 152)}
 GATHER_REGISTERS = {1: (96, 232), 2: (80, 176), 3: (72, 112)}
 PIECES = ROW_BYTES // 16  # 16-byte pieces of a row of a tile
+BARRIER_BYTES = Buffers(barriers("", 1)).stage_bytes  # of a stage
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,15 @@ class WgmmaSchedule(Schedule):
 
     def operand_tiles(self, spec: ContractionSpec) -> OperandTiles:
         """Returns how the tiles of a spec come to shared memory."""
+        return self.form(spec)(spec)
+
+    def form(self, spec: ContractionSpec) -> Callable[[ContractionSpec], OperandTiles]:
+        """Returns the function that tells how the tiles of a spec come to shared memory."""
         if self.computes or self.scales:
-            return computed(spec) if self.computes else scaled(spec)
+            return computed if self.computes else scaled
         if spec.metadata is not None:
-            return sparse_tiles(spec)
-        return filled(spec) if self.producer_warpgroups else gathered(spec) if self.gather else operand_tiles(spec)
+            return sparse_tiles
+        return filled if self.producer_warpgroups else gathered if self.gather else operand_tiles
 
     def tiles(self, parts: OperandTiles) -> int:
         """Returns into how many tiles it cuts the results."""
@@ -163,32 +169,60 @@ class ResultSpace:
         new = [a + b + c for a, b, c in zip(over_batch, over_rows, over_cols)]
         return cls(spec, parts, batch, rows, cols, restrided(spec.program, new))
 
-    @cached_property
+    @once
     def stores(self) -> tuple[Operand, ...]:
         return tuple(st.operand for st in self.program.stores)
 
-    @cached_property
+    @once
     def turned(self) -> bool:
         """Whether results are contiguous along rows: they are transposed on their way through shared memory."""
         turnable = [op.strides[-2] == 1 and (op.strides[-1] != 1 or self.parts.rows > 1) for op in self.stores]
         small = all(op.dtype.itemsize <= 2 for op in self.stores)
         return small and all(turnable) and not all(op.strides[-1] == 1 for op in self.stores)
 
-    @cached_property
+    @once
     def widest(self) -> int:
         """Bytes of an element of the output that has the widest."""
         return max((op.dtype.itemsize for op in self.stores), default=2)
 
-    @cached_property
+    @once
     def sides(self) -> tuple[MappedOperand | None, ...]:
         """The program's operands, outputs last, as TMA moves them; None for those that it cannot."""
         first = len(self.spec.arguments)
         return tuple([self._side(op, first + n) for n, op in enumerate((*self.program.loads, *self.stores))])
 
-    @cached_property
+    @once
     def large(self) -> tuple[int, ...]:
         """The numbers of the program's loads that differ from row to row, and that TMA can bring."""
         return tuple([n for n, op in enumerate(self.program.loads) if any(op.strides[:-1]) and self.sides[n]])
+
+    @once
+    def fresh(self) -> int:
+        """Bytes that TMA brings of the operands, counted once."""
+        sides = [(side, n) for side, n in ((self.parts.a, 1), (self.parts.b, self.spec.products))]
+        mapped = [n * prod(side.map.sizes) for side, n in sides if isinstance(side, MappedOperand)]
+        return sum(mapped) * self.parts.reduction.itemsize
+
+    @once
+    def rings(self) -> dict[tuple[int, int, int], Buffers]:
+        """The rings of tiles of so many rows and columns, with so many stages, as far as they were asked for."""
+        return {}
+
+    @once
+    def _boxed(self) -> dict[tuple[int, int], TensorMap | None]:
+        return {}
+
+    def map(self, number: int, chunk: int) -> TensorMap | None:
+        """Returns the tensor map of an operand of the program, outputs last, in boxes of so many columns; None if there
+        can be none.
+        """
+        key = number, chunk
+        if key not in self._boxed:
+            side, first = self.sides[number], len(self.program.loads)
+            op = self.program.loads[number] if number < first else self.stores[number - first]
+            box = (GROUP_ROWS, chunk) if self.turned else (chunk, GROUP_ROWS)
+            self._boxed[key] = None if side is None or chunk * op.dtype.itemsize < 16 else side.boxed(*box)
+        return self._boxed[key]
 
     def _side(self, op: Operand, argument: int) -> MappedOperand | None:
         *batch, row, col = op.strides
@@ -223,7 +257,7 @@ class Layout:
             fitting = (c for c in range(16, s.part + 1, 16) if s.part % c == 0 and c * over.widest <= CARRIED_BYTES)
             self.chunk = max(fitting)
 
-    @cached_property
+    @once
     def by_warps(self) -> bool:
         """Whether each warp carries its own rows out, so that it need not wait for the others."""
         return self.carried and not self.turned and not any(x.rows for x in self.spec.partials)
@@ -233,7 +267,7 @@ class Layout:
         """How many chunks of results a consumer makes of a tile."""
         return self.s.pieces * (self.s.part // self.chunk)
 
-    @cached_property
+    @once
     def operand_maps(self) -> dict[int, tuple[int, TensorMap]]:
         """Operands as large as the results that TMA brings while products run.
 
@@ -251,22 +285,22 @@ class Layout:
             taken = [k for k, _ in found.values()]
             dtype = self.program.loads[n].dtype
             free = [k for k, x in enumerate(self.stores) if x.dtype == dtype and k not in taken]
-            made = self._map(n) if free else None
+            made = self.over.map(n, self.chunk) if free else None
             if made is not None:
                 found[n] = free[0], made
         return found
 
-    @cached_property
+    @once
     def maps(self) -> tuple[TensorMap, ...] | None:
         """The outputs' tensor maps; None if one cannot have a map: then all are written from registers or by
         threads.
         """
         first = len(self.program.loads)
-        found = [self._map(first + n) for n in range(0 if self.spec.results else len(self.stores))]
+        found = [self.over.map(first + n, self.chunk) for n in range(0 if self.spec.results else len(self.stores))]
         made = tuple(x for x in found if x is not None)
         return made if made and len(made) == len(found) else None
 
-    @cached_property
+    @once
     def carried(self) -> bool:
         """Whether threads carry the results out of shared memory: they have no maps, but are neighbours in memory."""
         if self.maps is not None or not self.stores or len(self.cols) > 1:
@@ -274,13 +308,6 @@ class Layout:
         if self.turned:
             return not self.spec.results
         return all(op.strides[-1] == 1 or self.parts.cols == 1 for op in self.stores)
-
-    def _map(self, number: int) -> TensorMap | None:
-        """Returns the tensor map of an operand of the program, outputs last; None if there can be none."""
-        side = self.over.sides[number]
-        if side is None or self.chunk * (*self.program.loads, *self.stores)[number].dtype.itemsize < 16:
-            return None
-        return side.boxed(*((GROUP_ROWS, self.chunk) if self.turned else (self.chunk, GROUP_ROWS)))
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -290,12 +317,22 @@ class Layout:
 
     # ---- shared memory
 
-    @cached_property
+    @once
     def arrays(self) -> Buffers:
         """What a block has in shared memory.  Notes have buffers' names, in braces, for those of their tensors."""
-        count = self.chunks if self.operand_maps else STAGING
-        staged = self.staged(count) if self.maps is not None or self.carried else ()
-        return Buffers((*self.ring, *staged, *self.single_rows, *self.factors, *self.left_by_warps))
+        return Buffers((*self.ring, *self.out, *self.single_rows, *self.factors, *self.left_by_warps))
+
+    @once
+    def out(self) -> Buffers:
+        """What the results leave from, unless threads write them from registers."""
+        if self.maps is None and not self.carried:
+            return Buffers()
+        return self.staged(self.chunks if self.operand_maps else STAGING)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage of all that have stages, barriers among them."""
+        return sum(x.stage_bytes for x in (self.ring, self.single_rows, self.factors)) + BARRIER_BYTES
 
     @property
     def barriers(self) -> Buffers:
@@ -304,9 +341,15 @@ class Layout:
         operands = [Buffer("operands", "Barrier", (self.s.groups,))] if self.operand_maps else []
         return Buffers((*barriers("", self.s.stages), *turn, *operands))
 
-    @cached_property
+    @once
     def ring(self) -> Buffers:
         """The tiles of both operands; those of tensors that operand A is computed from are ``in0``, ``in1``, ..."""
+        known, key = self.over.rings, (self.s.tile_m, self.s.tile_n, self.s.stages)
+        if key not in known:
+            known[key] = self._ring()
+        return known[key]
+
+    def _ring(self) -> Buffers:
         s, a, b = self.s, self.parts.a, self.parts.b
         count = self.spec.products
         second = self._tile("b", b, self.spec.b, s.tile_n * count)
@@ -331,13 +374,13 @@ class Layout:
         tile = tile_of(name, side.element, side.along_k, size, k.per_stage, k.panel, self.s.stages)
         return tile._replace(shape=(side.parts, *tile.shape)) if side.parts > 1 else tile
 
-    @cached_property
+    @once
     def single_rows(self) -> Buffers:
         """The tensors of which a stage has one row for all rows of operand A."""
         every = self.parts.a.brought if isinstance(self.parts.a, ComputedOperand) else ()
         return Buffers(x.tile(self.s.tile_m, self.s.stages) for x in every if x.row)
 
-    @cached_property
+    @once
     def factors(self) -> Buffers:
         """The factors of a tile's rows and columns, one for those that have it in common: ``a_scale``, ``b_scale``.
 
@@ -360,7 +403,7 @@ class Layout:
             Buffer(f"out{n}", op.dtype.ctype, shape, align=SWIZZLED, note=note) for n, op in enumerate(self.stores)
         )
 
-    @cached_property
+    @once
     def left_by_warps(self) -> Buffers:
         """What the warps of a consumer leave of columns that are reduced: ``left0``, ``left1``, ..."""
         shape, note = (self.s.groups, 4, self.chunk), "what each warp has of a chunk of columns"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -17,7 +16,8 @@ from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.filled_tiles import filled
 from codegen.operands import ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
-from codegen.ranking import in_order
+from codegen.ranking import in_order, least
+from codegen.records import changed
 from codegen.scaled_tiles import ScaledOperand, scaled
 from codegen.sparse_tiles import sparse_tiles
 from codegen.spec import ContractionSpec
@@ -86,17 +86,43 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 
     The time of memory is left out, as in the estimates of the other forms.
     """
-    best = _ranked(spec, target)[0][1]
-    return _cost(Layout(spec, best.operand_tiles(spec), best), best, target, cold=False)
+    schedule = best(spec, target)
+    return _cost(_layout(spec, schedule), schedule, target, cold=False)
+
+
+@lru_cache(256)
+def best(spec: ContractionSpec, target: Target) -> WgmmaSchedule:
+    """Returns the schedule with the least estimated time, the first one of `schedules`.  Raises Declined likewise."""
+    return min(_tried(spec, target, _least), key=lambda entry: entry[0])[1]
 
 
 def cost(spec: ContractionSpec, schedule: WgmmaSchedule, target: Target) -> float:
     """Returns the cycles that a schedule is estimated to take with operands in memory."""
-    return _cost(Layout(spec, schedule.operand_tiles(spec), schedule), schedule, target)
+    return _cost(_layout(spec, schedule), schedule, target)
+
+
+def _layout(spec: ContractionSpec, s: WgmmaSchedule) -> Layout:
+    over = _space(spec, s.form(spec))
+    return Layout(over.spec, over.parts, s, over)
+
+
+@lru_cache(64)
+def _space(spec: ContractionSpec, form: Callable[[ContractionSpec], OperandTiles]) -> ResultSpace:
+    """Returns the space of results for estimates: numbers in it may be those of an equal spec, 0.0 for -0.0."""
+    return ResultSpace.of(spec, form(spec))
 
 
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSchedule]]:
+    return sorted(_tried(spec, target, _candidates), key=lambda entry: entry[0])
+
+
+def _tried(
+    spec: ContractionSpec,
+    target: Target,
+    found: Callable[[ResultSpace, WgmmaSchedule, Target], Iterable[tuple[float, WgmmaSchedule]]],
+) -> list[tuple[float, WgmmaSchedule]]:
+    """Returns what is ``found`` of every way to bring tiles.  Raises Declined with a reason if that is nothing."""
     if not target.arch.has_wgmma:
         raise Declined(f"{target.arch} has no warpgroup matrix products")
     try:
@@ -117,14 +143,14 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
         try:
             if form in (operand_tiles, gathered, sparse_tiles):
                 operand_types(spec)
-            parts = form(spec)
+            over = _space(spec, form)
         except Declined as refusal:
             # Where threads must bring an operand, the reason why they cannot says more.
             reason = refusal if form in (operand_tiles, sparse_tiles) or (form is filled and has_prologue) else reason
             continue
         if form is filled and has_prologue:
             reason = Declined("threads cannot fill a tile that fits the shared memory and registers of a block")
-        if spec.partials and prod(parts.batch) != prod(spec.batch):
+        if spec.partials and prod(over.parts.batch) != prod(spec.batch):
             reason = Declined("parts are reduced of rows that do not lie at equal distances")
             continue
         for count in (1, 2) if form is filled else (int(form is scaled),):
@@ -138,23 +164,32 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, WgmmaSch
                 computes=form is computed,
                 scales=form is scaled,
             )  # its tile and stages are still to be chosen
-            ranked += _candidates(spec, parts, way, target)
+            ranked += found(over, way, target)
     if not ranked:
         raise reason
-    return sorted(ranked, key=lambda entry: entry[0])
+    return ranked
 
 
-def _candidates(
-    spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule, target: Target
-) -> Iterator[tuple[float, WgmmaSchedule]]:
+def _candidates(over: ResultSpace, way: WgmmaSchedule, target: Target) -> Iterator[tuple[float, WgmmaSchedule]]:
     """Yields schedules that bring tiles in a way, and their estimated cycles."""
-    over = ResultSpace.of(spec, parts)
-    for s in _tiles(spec, parts, way):
-        layout = Layout(spec, parts, s, over)
-        stages = _most_stages(layout, target)
-        if stages >= 2:
-            chosen = replace(s, stages=stages)
-            yield _cost(layout, chosen, target), chosen
+    for s in _tiles(over.spec, over.parts, way):
+        if (found := _staged(over, s, target)) is not None:
+            yield found
+
+
+def _least(over: ResultSpace, way: WgmmaSchedule, target: Target) -> Iterator[tuple[float, WgmmaSchedule]]:
+    """Yields the one of these that takes the least cycles, if there is any."""
+    tiles = ((_at_least(over, s, target), s) for s in _tiles(over.spec, over.parts, way))
+    if (found := least(tiles, lambda s: _staged(over, s, target))) is not None:
+        yield found
+
+
+def _staged(over: ResultSpace, s: WgmmaSchedule, target: Target) -> tuple[float, WgmmaSchedule] | None:
+    """Returns a schedule with as many stages as there is room for, and its estimated cycles; None for too few."""
+    layout = Layout(over.spec, over.parts, s, over)
+    stages = _most_stages(layout, target)
+    chosen = changed(s, stages=stages)
+    return (_cost(layout, chosen, target), chosen) if stages >= 2 else None
 
 
 def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> Iterator[WgmmaSchedule]:
@@ -164,7 +199,7 @@ def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> It
     unit = max(16 if parts.b.along_k or spec.products == 1 else 64, spec.col_chunk)
     fitting = [c for c in (256, 192, 160, 128, 96, 64, 32, 16) if not c % unit]
     for groups, cols in product((2, 3, 1), [c for c in fitting if c == unit or c < 2 * round_up(parts.cols, unit)]):
-        s = replace(way, groups=groups, tile_n=cols)
+        s = changed(way, groups=groups, tile_n=cols)
         held = _registers(spec, cols)
         both = held + cols * spec.products // 2 if adds_up else held  # including the sums of a stage
         most = _most_cols(s)
@@ -184,15 +219,15 @@ def _shared(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule, in_tur
         few = tiles * split_k <= 2 * s.blocks and parts.reduction.stages >= 4 * split_k
         if split_k > 1 and (not few or 32 < s.tile_n < 16 * split_k):
             continue
-        found = s if split_k == 1 else replace(s, split_k=split_k)
+        found = s if split_k == 1 else changed(s, split_k=split_k)
         if found.part % spec.col_chunk or not _filled(spec, parts, found):
             continue
         yield found
         if split_k == 1 and in_turn and even and tiles > s.blocks:
-            yield replace(found, pingpong=True)
+            yield changed(found, pingpong=True)
         wide = _registers(spec, s.tile_n) > MOST_COLS_DOUBLED // 2
         if split_k == 1 and s.groups == 2 and spec.metadata is not None and not wide:
-            yield replace(found, doubled=True)
+            yield changed(found, doubled=True)
 
 
 #: How many schedules are tried in any case.  And how many times as long as the best one a schedule of another kind may
@@ -240,12 +275,12 @@ def _registers(spec: ContractionSpec, cols: int) -> int:
 def _most_stages(layout: Layout, target: Target) -> int:
     """Returns how many stages the ring may have; 0 if the sums that blocks of a cluster exchange do not fit it."""
     s, parts = layout.s, layout.parts
-    others = sum(x.bytes for x in layout.arrays if not x.stages)
+    others = sum(x.bytes for x in (*layout.out, *layout.left_by_warps))
     room = target.arch.shared_bytes_per_block - RESERVE - others
     useful = parts.reduction.stages * -(-s.tiles(parts) // s.blocks)  # the ring is filled for the next tile meanwhile
     each = layout.ring.stage_bytes
     most = max(MOST_STAGES, IN_FLIGHT // each)
-    stages = min(most, max(room // (layout.arrays.stage_bytes + layout.barriers.stage_bytes), 0), max(2, useful))
+    stages = min(most, max(room // layout.stage_bytes, 0), max(2, useful))
     # They take the place of the ring, and of nothing else: blocks read them while others leave their results.
     sums = Buffer("sums", "float", (s.tile_m, s.tile_n * layout.spec.products))
     return stages if s.split_k == 1 or sums.bytes <= stages * each else 0
@@ -395,6 +430,38 @@ def _loading(layout: Layout, target: Target) -> float:
     return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
 
 
+def _multiplying(s: WgmmaSchedule, cols: int, row: int, target: Target) -> float:
+    """Returns the cycles in which tensor cores multiply a stage of so many columns and bytes of a row."""
+    # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
+    taken = cols + 16 + max(0, 128 - cols) / 4
+    return s.tile_m * taken * row / (target.wgmma * 2) / SHARE
+
+
+def _rounds(s: WgmmaSchedule, tiles: int, target: Target) -> tuple[int, int]:
+    """Returns how many tiles are worked on at a time, and how often."""
+    together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
+    return together, -(-tiles // together)
+
+
+def _at_least(over: ResultSpace, s: WgmmaSchedule, target: Target) -> float:
+    """Returns cycles below which `_cost` is not, about: as if operands were there, and results left at once."""
+    k, cols, tiles = over.parts.reduction, s.tile_n * over.spec.products, s.tiles(over.parts)
+    together, rounds = _rounds(s, tiles, target)
+    depth = k.share * -(-k.stages // s.split_k)
+    products = _multiplying(s, cols, k.row, target) / (2 if k.sparse else 1)
+    epilogue = EPILOGUE + EPILOGUE_CHUNK * s.pieces + EPILOGUE_OPERAND * s.pieces * s.part / 8
+    if s.split_k > 1:
+        epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split_k + s.tile_m * cols * 4 / EXCHANGE_RATE
+    work = rounds * depth * products + (epilogue if s.pingpong else rounds * epilogue)
+    memory = over.fresh / _memory_rate(s, min(tiles, together), target)
+    return LATENCY + max(work, memory) + OVERLAP * min(work, memory)
+
+
+def _memory_rate(s: WgmmaSchedule, tiles: int, target: Target) -> float:
+    """Returns the bytes in a cycle that the blocks of so many tiles take from memory."""
+    return min(MEMORY_SHARE * target.bytes_per_cycle, target.sm_rate * tiles * s.split_k)
+
+
 def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
     """Returns the estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands, and
     the epilogue.
@@ -403,11 +470,9 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     """
     spec, parts, k = layout.spec, layout.parts, layout.parts.reduction
     tiles, cols, depth = s.tiles(parts), s.tile_n * spec.products, k.share * -(-k.stages // s.split_k)
-    # A wgmma takes as long as 16 more columns to read its rows, and longer if there are few columns to hide that.
-    taken = cols + 16 + max(0, 128 - cols) / 4
     factors = parts.b.factors if isinstance(parts.b, ScaledOperand) else None
     apart = factors is not None and factors.together(s.tile_n) == 1
-    products = s.tile_m * taken * k.row / (target.wgmma * 2) / SHARE
+    products = _multiplying(s, cols, k.row, target)
     if k.sparse:
         products = max(products / 2, _sparse_traffic(layout) / SHARED_RATE)
         products = max(products, products / (1 if s.pingpong else s.groups) + ADD_STAGE)  # a consumer waits for a stage
@@ -416,8 +481,7 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     if adds_up_stages(spec, s):
         # A consumer waits, then adds.
         products = max(products, products / s.groups + cols / 2 * (ADD_SCALED if apart else 1.0) + ADD_STAGE)
-    together = max(1, target.clusters_of(s.split_k) * s.blocks // target.sms)
-    rounds = -(-tiles // together)
+    together, rounds = _rounds(s, tiles, target)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
     loads = max(_loading(layout, target), _filling(layout), _computing(layout), refill)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
@@ -428,9 +492,6 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     work = rounds * (mainloop + epilogue)
     if s.pingpong:  # one consumer's epilogue overlaps with the other's products
         work = max(rounds * mainloop + epilogue, -(-rounds // 2) * (mainloop + epilogue))
-    rate = min(MEMORY_SHARE * target.bytes_per_cycle, target.sm_rate * min(tiles, together) * s.split_k)
-    # What TMA brings is counted once.
-    sides = [(side, n) for side, n in ((parts.a, 1), (parts.b, spec.products)) if isinstance(side, MappedOperand)]
-    fresh = sum(n * prod(side.map.sizes) * k.itemsize for side, n in sides)
-    memory = fresh / rate + epilogue if cold else 0.0
+    rate = _memory_rate(s, min(tiles, together), target)
+    memory = layout.over.fresh / rate + epilogue if cold else 0.0
     return LATENCY + max(work, memory) + OVERLAP * min(work, memory)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand, Program
 from codegen.iteration import packed
+from codegen.records import once
 from codegen.spec import KernelSpec
 
 
@@ -51,7 +51,7 @@ class DirectConvolutionSpec(KernelSpec):
         """Whether there are no more than two spatial dimensions."""
         return self.sizes[0] == self.taps[0] == self.out[0] == 1 and self.before[0] == 0
 
-    @cached_property
+    @once
     def runs(self) -> tuple[int, int]:
         """In how many runs the planes lie in memory, and the planes of each: those of an image, or all there are.
 
@@ -65,7 +65,7 @@ class DirectConvolutionSpec(KernelSpec):
         joined = contiguous(self.x, sizes) and not apart
         return (1, self.images * self.groups) if joined else (self.images, self.groups)
 
-    @cached_property
+    @once
     def across(self) -> tuple[bool, ...]:
         """Whether the channels of each output are closer in memory than the columns of a plane."""
         first = 1 if self.runs[0] > 1 else 0

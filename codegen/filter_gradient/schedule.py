@@ -15,6 +15,7 @@ from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.filter_gradient.spec import FilterGradientSpec
 from codegen.iteration import extent, signed_index_type
+from codegen.records import changed
 from codegen.sizes import below, smaller, values
 from codegen.target import Target
 
@@ -129,7 +130,11 @@ def registers(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
 
 def blocks_per_sm(spec: FilterGradientSpec, s: FilterGradientSchedule) -> int:
     """Returns how many blocks a multiprocessor is to hold: ptxas may take a few more registers than are counted."""
-    return max(1, min(SM_REGISTERS // (s.threads * min(255, registers(spec, s) + SPARE)), SM_THREADS // s.threads))
+    return _resident(s.threads, registers(spec, s))
+
+
+def _resident(threads: int, registers: int) -> int:
+    return max(1, min(SM_REGISTERS // (threads * min(255, registers + SPARE)), SM_THREADS // threads))
 
 
 def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSchedule]:
@@ -142,15 +147,24 @@ def schedules(spec: FilterGradientSpec, target: Target) -> list[FilterGradientSc
 
 def cycles(spec: FilterGradientSpec, target: Target) -> float:
     """Returns the cycles that the best schedule is estimated to take, at the sizes that are known here."""
-    return _ranked(canonical(values(spec)), target)[0][0]
+    return _least(canonical(values(spec)), target)
+
+
+@lru_cache(256)
+def _least(spec: FilterGradientSpec, target: Target) -> float:
+    cycles = _cost_model(spec, target)
+    return min(cycles(s, work) for s, work in _works_of(spec))
 
 
 @lru_cache(256)
 def _ranked(spec: FilterGradientSpec, target: Target) -> list[tuple[float, FilterGradientSchedule]]:
     """Returns the candidates for a canonical spec, each after its estimated cycles: equal layers share them."""
     cycles = _cost_model(spec, target)
-    works = _works(replace(spec, parts=1, program=Program()), _itype(spec))
-    return sorted(((cycles(s, work), s) for s, work in works), key=lambda entry: entry[0])
+    return sorted(((cycles(s, work), s) for s, work in _works_of(spec)), key=lambda entry: entry[0])
+
+
+def _works_of(spec: FilterGradientSpec) -> list[tuple[FilterGradientSchedule, Work]]:
+    return _works(replace(spec, parts=1, program=Program()), _itype(spec))
 
 
 @lru_cache(64)
@@ -159,11 +173,19 @@ def _works(spec: FilterGradientSpec, itype: str) -> list[tuple[FilterGradientSch
 
     The type of indices is all that they take of the program.
     """
-    return [(s, work_of(spec, s)) for s in _candidates(spec, itype)]
+    found = []
+    for s, counts in _candidates(spec, itype):
+        work, needed = work_of(spec, s), registers(spec, s)
+        for warps in counts:
+            other = s if warps == s.warps else changed(s, warps=warps)
+            found.append((other, work if other is s else changed(work, resident=_resident(other.threads, needed))))
+    return found
 
 
-def _candidates(spec: FilterGradientSpec, itype: str) -> Iterator[FilterGradientSchedule]:
-    """Yields the schedules that fit registers and code; if none does, one that keeps a sum alone."""
+def _candidates(spec: FilterGradientSpec, itype: str) -> Iterator[tuple[FilterGradientSchedule, tuple[int, ...]]]:
+    """Yields the schedules that fit registers and code, each once for the numbers of warps that it may have; if none
+    does, one that keeps a sum alone.
+    """
     least, found = None, False
     tiles = [(-(-spec.taps[1] // n), -(-spec.taps[2] // m)) for n in range(1, 9) for m in (1, 2, 4, 8)]
     for channels, filters in _vectors(spec):
@@ -184,10 +206,9 @@ def _candidates(spec: FilterGradientSpec, itype: str) -> Iterator[FilterGradient
                 large = rows * cols * prod(taps) * many > MAX_PRODUCTS or registers(spec, s) > MAX_REGISTERS
                 if not large and span(spec, 2, cols, taps[1]).places <= MAX_SPAN:
                     found = True
-                    for warps in WARPS:
-                        yield FilterGradientSchedule(rows, cols, s.lanes, channels, filters, taps, warps, itype)
+                    yield s, WARPS
     if least is not None and not found:
-        yield FilterGradientSchedule(1, 1, least.lanes, 1, 1, (1, 1), WARPS[0], itype)
+        yield FilterGradientSchedule(1, 1, least.lanes, 1, 1, (1, 1), WARPS[0], itype), WARPS[:1]
 
 
 def _fits(spec: FilterGradientSpec, rows: int, cols: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers
@@ -19,6 +18,7 @@ from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase, widest_vector
 from codegen.pointwise.alignment import LEAST, access, is_skewed, period
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
+from codegen.records import once
 from codegen.spec import PointwiseSpec
 from codegen.target import Target
 
@@ -116,7 +116,7 @@ class Tiling:
         """The operand in whose memory vectors are aligned, where rows begin anywhere."""
         return self.program.stores[0].operand
 
-    @cached_property
+    @once
     def skewed(self) -> bool:
         """Whether the columns that a block writes begin at another place in every row: where vectors of the lead do."""
         return self.schedule.unaligned and is_skewed(self.lead, self.schedule.vector)
@@ -179,7 +179,7 @@ class Tiling:
             return "element"
         return "strided" if strides[-1] else "uniform"
 
-    @cached_property
+    @once
     def stages(self) -> dict[int, Stage]:
         """The turned operands, by their number among the program's operands."""
         s, several = self.schedule, len(self.row_dims) > 1

@@ -7,7 +7,6 @@ A block takes ``planes`` neighbours of the last dimension without windows, ``ban
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from codegen.expr import Load, Operand
 from codegen.family import Schedule
 from codegen.iteration import extent
 from codegen.pool.space import Space
+from codegen.records import once
 from codegen.sizes import most
 from codegen.windows import Adaptive
 
@@ -89,7 +89,7 @@ class Box:
     def runs(self) -> int:
         return prod(a.size for a in self.segments)
 
-    @cached_property
+    @once
     def steps(self) -> dict[int, int]:
         """Elements from one position to the next in shared memory, by dimension."""
         found, step = {a.dim: a.stride for a in self.run}, self.pitch
@@ -137,7 +137,7 @@ class Tiles:
     def edges(self) -> list[Edge]:
         return [Edge(n, size) for n, size in zip(self.space.outer, self.size)]
 
-    @cached_property
+    @once
     def pairs(self) -> str:
         """The C type of 16-bit floats whose largest or smallest ones are found two at a time; "" if there is none."""
         program, found = self.space.program, set()

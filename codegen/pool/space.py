@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 from codegen.expr import Load, Program, Value
 from codegen.iteration import aligned, extent, restrided, signed_index_type, widest_vector
+from codegen.records import once
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Covering, Sliding, Window
 
@@ -34,18 +34,18 @@ class Space:
         """Tells whether strides tell the elements of a window apart."""
         return any(strides[self.rank :])
 
-    @cached_property
+    @once
     def folded(self) -> frozenset[Value]:
         """The values that are computed for every element of a window."""
         ends = (v for r in self.program.reductions for v in (r.value, r.at) if v is not None)
         return frozenset(self.program.needed(ends))
 
-    @cached_property
+    @once
     def final(self) -> frozenset[Value]:
         """The values that are computed for every window once it is folded."""
         return frozenset(self.program.needed(s.value for s in self.program.stores))
 
-    @cached_property
+    @once
     def taps(self) -> tuple[int, ...]:
         """The loads that differ from element to element of a window."""
         loads = self.program.loads

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 
 from codegen.dtypes import SIZE_OF
+from codegen.records import once
 from codegen.rows.schedule import (
     MOST_REGISTERS,
     MOST_ROWS,
@@ -44,18 +44,18 @@ class _Across:
     vector: int
     itemsize: int
 
-    @cached_property
+    @once
     def stages(self) -> Stages:
         return Stages(self.space)
 
-    @cached_property
+    @once
     def words(self) -> int:
         """Registers of a thread for each place of a row, if it keeps what more than one loop needs."""
         loads = self.space.program.loads
         kept = self.stages.kept(early=True)
         return sum(max(1, loads[n].dtype.itemsize // 4) for n in kept) * self.vector
 
-    @cached_property
+    @once
     def sides(self) -> list[int]:
         """Numbers of neighbouring threads that may have rows of their own."""
         last = self.space.outer[-1]

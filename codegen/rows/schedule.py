@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log2, prod
 
 from codegen.expr import Operand
 from codegen.family import Schedule
+from codegen.records import changed
 from codegen.rows.space import Space, segments_of_block, widest
 from codegen.rows.stages import Stages, stages_along
 from codegen.target import Target
@@ -129,7 +130,7 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     streams = one_look and elsewhere and lanes >= SHARED_THREADS
     if streams:
         yield _shaped("memory", vector, SHARED_THREADS, itype)
-    yield from (replace(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
+    yield from (changed(schedule, itype=itype) for schedule in promising[:MOST_TRIED])
     for threads in (512, 1024, 256):
         if threads <= lanes and (threads == 512 or not promising) and not (streams and threads == SHARED_THREADS):
             yield _shaped("memory", vector, threads, itype)
@@ -150,7 +151,7 @@ def _in_registers(
             unroll = -(-vectors // (lanes * cluster))
             registers = OTHER_REGISTERS + unroll * vector * words
             nbytes = unroll * vector * itemsize
-            schedule = replace(_shaped("registers", vector, lanes, ""), cluster=cluster)
+            schedule = changed(_shaped("registers", vector, lanes, ""), cluster=cluster)
             if registers > MOST_REGISTERS or registers * schedule.threads > target.arch.registers_per_sm:
                 continue
             if lanes > 1 and lanes * cluster >= 2 * vectors:
@@ -160,7 +161,7 @@ def _in_registers(
             resident = target.arch.blocks_per_sm(schedule.threads, registers)
             if vectors % lanes and schedule.rows > 1:
                 # Left alone, ptxas may spill the last few words of a short row to fit one more block.
-                schedule = replace(
+                schedule = changed(
                     schedule, resident=target.arch.blocks_per_sm(schedule.threads, registers + SLACK_REGISTERS)
                 )
             bad = _badness(schedule, target, count, resident, itemsize, schedule.threads * nbytes)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from codegen.combiners import ADD, MAX
 from codegen.expr import Index, Load, Reduced, Result, Value
+from codegen.records import once
 from codegen.rows.space import Space
 
 #: Elements of a vector from which on reading shared memory once less is worth the exponentials of running sums.
@@ -92,7 +92,7 @@ class Stages:
         elements = [(n, s.value) for n, s in stores if self._space.varies(s.operand) and n not in self._sums]
         return [n for n, value in elements if self.stage(value) == stage]
 
-    @cached_property
+    @once
     def needed(self) -> list[set[Value]]:
         """By stage: all varying values that its loop computes or reads, except for running sums."""
         return [self.behind(self.ends(stage)) for stage in range(self.last + 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -80,22 +80,28 @@ class GroupView:
         """``order`` is a topological one of the graph's nodes."""
         self.graph = graph
         self.nodes: tuple[Node, ...] = tuple(sorted(nodes, key=order.__getitem__))
-        self.members = frozenset(self.nodes)
-        outputs = graph.output_numbers
+        self.members = members = frozenset(self.nodes)
+        outputs, readers = graph.output_numbers, graph.readers
         self._kinds: dict[Kind, list[Node]] = {}
-        made = {t for node in self.nodes for t in node.outputs}
+        made: set[Tensor] = set()
         reads: dict[Tensor, None] = {}
         writes: list[Tensor] = []
         for node in self.nodes:
-            self._kinds.setdefault(node.op.kind, []).append(node)
+            if (same := self._kinds.get(node.kind)) is None:
+                self._kinds[node.kind] = [node]
+            else:
+                same.append(node)
             for tensor in node.inputs:
                 if tensor not in made:
                     reads[tensor] = None
             for tensor in node.outputs:
-                if tensor in outputs or not self.members.issuperset(graph.consumers(tensor)):
+                made.add(tensor)
+                if tensor in outputs or not members.issuperset(readers.get(tensor, ())):
                     writes.append(tensor)
         self.reads = tuple(reads)
         self.writes = tuple(writes)
+        #: what is read, to look up
+        self.entering: Collection[Tensor] = reads.keys()
 
     @property
     def kinds(self) -> Set[Kind]:
@@ -125,9 +131,9 @@ class GroupView:
     @property
     def anchors(self) -> list[Node]:
         """What a kernel is about, with pointwise nodes on its result: contractions, or a transform of Winograd's."""
-        contractions, transforms = self.contractions, self.of(Kind.TRANSFORM)
+        contractions, transforms = self._kinds.get(Kind.CONTRACTION), self._kinds.get(Kind.TRANSFORM)
         if not (contractions and transforms):
-            return contractions or transforms
+            return [*(contractions or transforms or ())]
         return [n for n in self.nodes if n.kind in (Kind.CONTRACTION, Kind.TRANSFORM)]
 
     def alignment(self, tensor: Tensor, options: Options) -> int:

@@ -147,6 +147,8 @@ def _check_products(view: GroupView, anchors: Sequence[Node], options: Options) 
     most = MOST_PRODUCTS[accumulator(first, compute_type(view.graph.compute_dtype))]
     if len(anchors) > most:
         raise Declined(f"{len(anchors)} products of {first.inputs[0].name!r}: one kernel makes at most {most}")
+    if len(anchors) == 1:
+        return []
     # Without a node that takes them both, two products are as well off as two kernels.
     together: list[set[Node]] = [{anchor} for anchor in anchors]
     for node in view.nodes:
@@ -157,8 +159,7 @@ def _check_products(view: GroupView, anchors: Sequence[Node], options: Options) 
         one, two = (min(part, key=anchors.index) for part in together[:2])
         raise Declined(f"{one.name!r} and {two.name!r} share {first.inputs[0].name!r}, but their results do not meet")
     choices: list[Choice] = []
-    if len(anchors) > 1:
-        speculate(NAME, first.name, options.settled, choices, f"{first.op.name} {[t.type for t in first.inputs]}")
+    speculate(NAME, first.name, options.settled, choices, f"{first.op.name} {[t.type for t in first.inputs]}")
     return choices
 
 

@@ -122,7 +122,7 @@ class _Space:
         #: results of reductions of parts, which nothing else in the kernel can read
         parts = (n for n in view.of(Kind.REDUCTION) if n.op.role is Role.PARTIAL or n in self.segments)
         self.parts = {node.output: node for node in parts}
-        for node in view.nodes:
+        for node in view.nodes if self.parts else ():
             for tensor in self.parts.keys() & set(node.inputs):
                 who = "several blocks make" if self.parts[tensor].op.role is Role.PARTIAL else "several warps make"
                 raise Declined(f"{node.name!r} needs all parts of {tensor.name!r}, which {who}")

@@ -19,6 +19,8 @@ from fusegraph.errors import DTypeError, GraphError
 class Kind(Enum):
     """What fusion needs to know about an op: legality follows from the kind, never from the op's name."""
 
+    __hash__ = object.__hash__  # that of Enum is a function of Python's
+
     POINTWISE = "pointwise"
     MOVEMENT = "movement"
     REDUCTION = "reduction"

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import networkx as nx
-
+from fusegraph import networks as nx
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering.base import DEFAULTS, Options
@@ -21,6 +20,7 @@ from fusegraph.passes.overwriting import assignments, by_position, laid, overwri
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
 from fusegraph.passes.speculation import ASSIGNMENTS
+from fusegraph.pattern import followers
 
 
 def copy_name(node: Node) -> str:
@@ -132,7 +132,7 @@ class _Placing:
         return True
 
     def _reads_both(self, node: Node) -> Node:
-        after = nx.descendants(self._graph.network, node)
+        after = {*followers(self._graph, node)}
         return next((n for n in overwritten_after(self._graph, node) if n in after), node)
 
     def _write(self, rewrite: Rewrite, node: Node) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-import networkx as nx
-
 from codegen.declined import Declined
 from fusegraph.dtypes import float64
 from fusegraph.graph import Graph, Node, Tensor
@@ -29,7 +27,7 @@ from fusegraph.passes.decompose import NARROW
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
 from fusegraph.passes.speculation import GRADIENTS
-from fusegraph.pattern import Found, Is, Operand, Pattern, constant, made_by, only_consumer, op
+from fusegraph.pattern import Found, Is, Operand, Pattern, constant, followers, made_by, only_consumer, op
 
 #: Up to so many elements of a key and a value together, one kernel makes both sums of a key.
 MOST_TOGETHER = 256
@@ -108,7 +106,9 @@ def _check_order(graph: Graph, made: Node) -> None:
     """Raises Declined if something that a node takes depends on one of its results."""
     makers = {graph.producer(t) for t in made.inputs}
     for tensor in made.outputs:
-        if makers & nx.descendants(graph.network, graph.producer(tensor)):
+        node = graph.producer(tensor)
+        assert node is not None
+        if not makers.isdisjoint(followers(graph, node)):
             raise Declined(f"what {tensor.name!r} is made of besides depends on it")
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-import networkx as nx
-
 from codegen.declined import Declined
 from fusegraph import lowering
 from fusegraph.errors import GraphError
@@ -83,7 +81,7 @@ def fuse(
         quotient.apart = apart
         for nodes in together:
             quotient.gather(nodes)
-        if together and not nx.is_directed_acyclic_graph(quotient.network()):
+        if together and len(quotient.topological()) < len(quotient.members):
             raise Declined("what is to be together would wait for itself")
         refused = _Refused(quotient)
         if enabled and backend is lowering.KERNELS:
@@ -177,6 +175,9 @@ def _side_by_side(quotient: Quotient, a: int, b: int) -> Decision:
     return Decision(first, second, True, reason, both.nbytes, both.name)
 
 
+_ANCHORS = frozenset({Kind.CONTRACTION, Kind.TRANSFORM})
+
+
 def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) -> tuple[int, int]:
     """Returns (tier, bytes saved) of a pair.
 
@@ -186,9 +187,9 @@ def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) 
     """
     if sibling is not None:
         return 3, quotient.bytes_of(sibling) if isinstance(sibling, Tensor) else 0
-    kinds = quotient.view(a).kinds | quotient.view(b).kinds
-    tier = 2 if Kind.MOVEMENT in kinds else 1
-    if kinds & {Kind.CONTRACTION, Kind.TRANSFORM}:
+    some, others = quotient.view(a).kinds, quotient.view(b).kinds
+    tier = 2 if Kind.MOVEMENT in some or Kind.MOVEMENT in others else 1
+    if not (_ANCHORS.isdisjoint(some) and _ANCHORS.isdisjoint(others)):
         later = tier == 2 or quotient.is_prologue(a, b) or any(map(quotient.only_widens, (a, b)))
         tier = 2 if later else 0
     return tier, quotient.saved(a, b)
@@ -196,8 +197,7 @@ def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) 
 
 def refusal(quotient: Quotient, a: int, b: int, options: Options, backend: Lowering) -> Declined | None:
     """Returns why two groups cannot be merged, None if they can."""
-    alone = next((n for g in (a, b) for n in quotient.members[g] if n.name in quotient.alone), None)
-    if alone is not None:
+    if (alone := quotient.by_itself(a, b)) is not None:
         return Declined(f"{alone.name!r} is a kernel of its own: {quotient.alone[alone.name]}")
     if quotient.keeps_apart(a, b):
         return Declined("the backward pass computes again what the forward pass does not keep for it")

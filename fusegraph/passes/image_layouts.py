@@ -87,7 +87,7 @@ def _may_move(graph: Graph, tensor: Tensor, images: set[Tensor]) -> bool:
     if producer is None or tensor.shape[1] * tensor.dtype.itemsize < LEAST_BYTES:
         return False
     strides = layout_strides(tensor.shape, "channels_last")
-    readers = [n for n in graph.network.successors(producer) if tensor in n.inputs]
+    readers = graph.consumers(tensor)
     return any(
         n.kind is not Kind.MOVEMENT
         or any(t in images for t in n.outputs)

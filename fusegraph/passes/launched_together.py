@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-import networkx as nx
-
 from codegen.canonical import canonical
 from codegen.declined import Declined
 from codegen.members import MOST_POINTERS, alike, together
 from codegen.pointwise.members import member as pointwise_member
 from codegen.rows.members import member as rows_member
 from codegen.spec import MembersSpec, PointwiseSpec, RowsSpec
+from fusegraph import networks as nx
 from fusegraph.graph import Tensor
 from fusegraph.lowering.base import Lowered
 from fusegraph.passes.memory import plan_memory
@@ -51,7 +50,7 @@ def launch_together(partition: Partition) -> Partition:
     outside = {*partition.graph.outputs, *partition.graph.inputs}
     found = list(_members(partition, outside))
     before = plan_memory(partition).size
-    for ready in (False, True):
+    for ready in (False, True) if len(found) >= LEAST else ():
         made = _together(partition, _ready(partition, found, outside) if ready else found)
         if made is not partition and plan_memory(made).size <= before + SLACK:
             return made
@@ -97,10 +96,13 @@ def _together(partition: Partition, members: Iterable[_Member]) -> Partition:
     same: dict[str, list[_Member]] = {}
     for member in members:
         same.setdefault(member.alike, []).append(member)
+    many = [every for every in same.values() if len(every) >= LEAST]
+    if not many:
+        return partition
     network = _network(partition)
     merged: dict[int, list[_Member]] = {}
-    for every in same.values():
-        for several in _independent(every, network) if len(every) >= LEAST else ():
+    for every in many:
+        for several in _independent(every, network):
             first = several[0].number
             merged[first] = several
             for other in several[1:]:

@@ -61,24 +61,25 @@ def plan_memory(partition: Partition) -> MemoryPlan:
     graph = partition.graph
     donated = {t for t in graph.donated.difference(graph.updates.values()) if not t.dtype.is_packed}
     born, dies = _lives(partition, donated)
-    sizes = {t: _aligned(_bytes(t)) for t in born}
+    taken = {t: _bytes(t) for t in (*born, *donated)}
+    sizes = {t: _aligned(taken[t]) for t in born}
     given_back = [0] * len(partition.groups)
     for tensor in donated:
         given_back[max(dies[tensor], 0)] += tensor.nbytes
     ends = period_ends(given_back)
     # Rooms are donated inputs, which are free once they have been read, the smallest first; and for each pair of
     # periods a part of the workspace, for what is made in the one and read for the last time in the other.
-    hosts: list[Room] = [*sorted(donated, key=_bytes)]
+    hosts: list[Room] = [*sorted(donated, key=taken.__getitem__)]
     inside: dict[Room, list[Tensor]] = defaultdict(list)
     places: dict[Tensor, tuple[Room, int]] = {}
     for tensor in sorted(born, key=lambda t: (-sizes[t], born[t])):
         own = bisect_right(ends, born[tensor]), bisect_right(ends, dies[tensor])
         for room in (*hosts, own):
-            if isinstance(room, Tensor) and (_bytes(room) < _bytes(tensor) or dies[room] >= born[tensor]):
+            if isinstance(room, Tensor) and (taken[room] < taken[tensor] or dies[room] >= born[tensor]):
                 continue
             alive = [t for t in inside[room] if born[t] <= dies[tensor] and born[tensor] <= dies[t]]
             at = _lowest(sizes[tensor], sorted((places[t][1], places[t][1] + sizes[t]) for t in alive))
-            if not isinstance(room, Tensor) or at + _bytes(tensor) <= _bytes(room):
+            if not isinstance(room, Tensor) or at + taken[tensor] <= taken[room]:
                 break
         places[tensor] = room, at
         inside[room].append(tensor)

@@ -87,7 +87,7 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
     if producer is None or tensor in graph.outputs:
         return False
     plain = (Kind.POINTWISE, Kind.CONTRACTION, Kind.REDUCTION)
-    takers = graph.network.successors(producer)
+    takers = [n for t in producer.outputs for n in graph.consumers(t)]
     return producer.kind in plain and all(n.kind in (*plain, Kind.ATTENTION) for n in takers)
 
 

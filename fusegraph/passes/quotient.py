@@ -7,11 +7,10 @@ are legal one by one can form a cycle together.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence, Set
 from math import prod
-
-import networkx as nx
 
 from codegen.declined import Declined
 from fusegraph.graph import Graph, Node, Tensor
@@ -57,6 +56,7 @@ class Quotient:
         self.alone = {name: reason for (what, name), reason in left_out.items() if what == FUSION}
         self.alone |= {node.name: "what makes its parts writes them in their places" for node in joins}
         self.alone |= {node.name: "what makes its values writes them where they belong" for node in assigns}
+        self._alone = {node for node in graph.nodes if node.name in self.alone}
         #: why what makes an operand is no part of the product's kernel, by two of the nodes
         self.declined: dict[tuple[Node, Node], Declined] = {}
         self.apart: tuple[Set[Node], Set[Node]] = (frozenset(), frozenset())
@@ -66,17 +66,12 @@ class Quotient:
         self.reducing = {k for node, k in self.order.items() if node.kind is Kind.REDUCTION}
         self.successors: dict[int, set[int]] = {k: set() for k in self.members}
         self.predecessors: dict[int, set[int]] = {k: set() for k in self.members}
-        network = nx.DiGraph()
-        network.add_nodes_from(self.order)
-        network.add_edges_from((producer, consumer) for producer, consumer, _ in edges(graph))
-        network.add_edges_from(orders(graph))
-        for producer, consumer in network.edges():
+        for producer, consumer in (*((p, c) for p, c, _ in edges(graph)), *orders(graph)):
             self.successors[self.order[producer]].add(self.order[consumer])
             self.predecessors[self.order[consumer]].add(self.order[producer])
         self.bit = {k: k for k in self.members}
         self.reach: dict[int, int] = {}
-        for node in reversed(list(nx.topological_sort(network))):
-            k = self.order[node]
+        for k in reversed(self.topological()):
             bits = 0
             for s in self.successors[k]:
                 bits |= self.reach[s] | 1 << s
@@ -89,6 +84,7 @@ class Quotient:
             for tensor in _worth_sharing([node]):
                 self._readers.setdefault(tensor, []).append(k)
         self.adds = additions(graph, self.order)
+        self._outputs = graph.output_numbers
         self._bytes: dict[Tensor, int] = {}
         self._views: dict[int, GroupView] = {}
         self._joined: dict[tuple[int, int], GroupView] = {}  # the last that was asked for
@@ -106,6 +102,12 @@ class Quotient:
         first, second = self.apart
         pairs = ((a, b), (b, a)) if first else ()
         return any(not first.isdisjoint(self.members[x]) and not second.isdisjoint(self.members[y]) for x, y in pairs)
+
+    def by_itself(self, a: int, b: int) -> Node | None:
+        """Returns a node of two groups that is to be a kernel of its own; None if there is none."""
+        if self._alone.isdisjoint(self.members[a]) and self._alone.isdisjoint(self.members[b]):
+            return None
+        return next(node for node in (*self.members[a], *self.members[b]) if node in self._alone)
 
     def is_prologue(self, a: int, b: int) -> bool:
         """Returns true if group a makes what a contraction in group b multiplies."""
@@ -128,9 +130,9 @@ class Quotient:
         return all(n.op.role is Role.CAST and n.output.nbytes > n.inputs[0].nbytes for n in casts)
 
     def view(self, group: int) -> GroupView:
-        if group not in self._views:
-            self._views[group] = GroupView(self.graph, self.members[group], self.order)
-        return self._views[group]
+        if (found := self._views.get(group)) is None:
+            found = self._views[group] = GroupView(self.graph, self.members[group], self.order)
+        return found
 
     def joined(self, a: int, b: int) -> GroupView:
         """Returns what merging two groups would make."""
@@ -165,21 +167,25 @@ class Quotient:
         it.
         """
         view_a, view_b = self.view(a), self.view(b)
-        moved = list(set(view_a.reads).intersection(view_b.reads))
-        for maker, reader in ((view_a, view_b), (view_b, view_a)):
-            moved += set(reader.reads).intersection(maker.writes)
-            moved += [t for t in maker.writes if not self._needed_beyond(t, a, b)]
-        return sum(map(self.bytes_of, moved))
+        saved, also_a, also_b = 0, view_a.entering, view_b.entering
+        for tensor in view_a.reads:
+            if tensor in also_b:
+                saved += self.bytes_of(tensor)
+        for maker, entering in ((view_a, also_b), (view_b, also_a)):
+            for tensor in maker.writes:
+                if tensor in entering:
+                    saved += self.bytes_of(tensor) * (1 if self._needed_beyond(tensor, a, b) else 2)
+        return saved
 
     def bytes_of(self, tensor: Tensor) -> int:
         """Returns the bytes of a tensor at the sizes that it has: to compare them needs no expressions."""
-        if tensor not in self._bytes:
-            self._bytes[tensor] = tensor.dtype.nbytes(prod(map(int, tensor.shape)))
-        return self._bytes[tensor]
+        if (nbytes := self._bytes.get(tensor)) is None:
+            nbytes = self._bytes[tensor] = tensor.dtype.nbytes(prod(map(int, tensor.shape)))
+        return nbytes
 
     def _needed_beyond(self, tensor: Tensor, a: int, b: int) -> bool:
         takers = self.consumers.get(tensor, ())
-        return tensor in self.graph.output_numbers or any(self.group_of[n] not in (a, b) for n in takers)
+        return tensor in self._outputs or any(self.group_of[node] not in (a, b) for node in takers)
 
     def merge(self, a: int, b: int) -> set[int]:
         """Merges group b into a; returns the groups that have other neighbours now."""
@@ -229,13 +235,20 @@ class Quotient:
             self.merge(first, other)
 
     def topological(self) -> list[int]:
-        """Returns the groups in an order in which they can run, ties in the order their first nodes were built."""
-        first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
-        return list(nx.lexicographical_topological_sort(self.network(), key=first.__getitem__))
+        """Returns the groups in an order in which they can run, ties in the order their first nodes were built.
 
-    def network(self) -> nx.DiGraph:
-        """Returns the groups, with an edge from each to those that come after it."""
-        network = nx.DiGraph()
-        network.add_nodes_from(self.members)
-        network.add_edges_from((a, b) for a, successors in self.successors.items() for b in successors)
-        return network
+        Those that wait for each other are left out, and what comes after them.
+        """
+        first = {g: min(self.order[n] for n in nodes) for g, nodes in self.members.items()}
+        waiting = {g: len(before) for g, before in self.predecessors.items()}
+        ready = [(first[g], g) for g, count in waiting.items() if not count]
+        heapq.heapify(ready)
+        found: list[int] = []
+        while ready:
+            _, group = heapq.heappop(ready)
+            found.append(group)
+            for after in self.successors[group]:
+                waiting[after] -= 1
+                if not waiting[after]:
+                    heapq.heappush(ready, (first[after], after))
+        return found

@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-import networkx as nx
-
 from codegen.spec import RowsSpec
 from codegen.target import Target
 from fusegraph.graph import Graph, Node, Tensor
@@ -29,7 +27,7 @@ from fusegraph.passes.split_reductions import (
     of_whole,
     split_for,
 )
-from fusegraph.pattern import made_of
+from fusegraph.pattern import followers, made_of
 
 #: Shape of what is reduced, axes of the rows, axes of the columns.
 _Kind = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -57,7 +55,7 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
             rows[shape] = _rows(graph, [n for n in whole if n.inputs[0].shape == shape], leaves, options.target.planned)
         for (along, read), alike in rows[shape].items():
             found = _split(node, along, read, leaves, options.target.planned)
-            if found is not None and not all(nx.has_path(graph.network, node, row) for row in alike):
+            if found is not None and not {*alike} <= {node, *followers(graph, node)}:
                 choices.append(whether(NAME, node.name, options.settled, f"{shape} {along} {node.attributes['axes']}"))
                 if choices[-1].taken == MADE:
                     kinds.setdefault((shape, along, node.attributes["axes"]), {})[node] = found

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from math import prod
 
-import networkx as nx
-
 from fusegraph.errors import GraphError
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.overwriting import assignments, overwritten_after, readers
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
+from fusegraph.pattern import followers
 from fusegraph.state import Region, assigned, region
 
 
@@ -51,7 +50,7 @@ def _steps(graph: Graph, node: Node) -> list[tuple[Node, Region, Tensor]]:
     own = {node, *(maker for maker, _, _ in result)}
     for maker, where, _ in result:
         before = overwritten_after(graph, node) if where.of is old else readers(graph, where.of)
-        if not (nx.descendants(graph.network, maker) - own).isdisjoint(before):
+        if not ({*followers(graph, maker)} - own).isdisjoint(before):
             return []
     return result
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import networkx as nx
-
+from fusegraph import networks as nx
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Partition, edges
@@ -104,6 +103,8 @@ class Crossing:
         for consumer, tensor in self.apart():
             where = needed if self.is_free(consumer, all_free) else fixed
             where.setdefault(tensor, set()).add(id(self.group_of[consumer]))
+        if not needed:
+            return {}
         network, begins = self._network(needed, fixed, weight, deep=all_free)
         kept: set[Tensor] = set()
         for part in list(nx.weakly_connected_components(network)):

@@ -84,7 +84,7 @@ def meet(graph: Graph, parts: Sequence[Node]) -> bool:
         seen: set[Node] = set()
         stack = [part]
         while stack:
-            for node in graph.network.successors(stack.pop()):
+            for node in (n for t in stack.pop().outputs for n in graph.consumers(t)):
                 if node not in seen and node.kind is Kind.POINTWISE and node.output.shape == shape:
                     seen.add(node)
                     stack.append(node)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-import networkx as nx
 import numpy as np
 
 from codegen.sizes import Size, most
@@ -29,6 +28,7 @@ from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulato
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
+from fusegraph.pattern import followers
 
 #: A reduction stays whole if a kernel for it has blocks for this share of the multiprocessors.  Along rows, also if no
 #: block reads more bytes; across rows, if that is estimated to take at most so many times as long as parts: estimates
@@ -187,7 +187,7 @@ def returns(graph: Graph, node: Node, target: Target) -> bool:
 
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
     """Returns true if something as large as what is reduced follows from the result."""
-    return any(t.size >= x.size for _, n in nx.bfs_edges(graph.network, node) for t in n.outputs)
+    return any(t.size >= x.size for n in followers(graph, node) for t in n.outputs)
 
 
 def candidates(graph: Graph, name: str, options: Options) -> list[Node]:

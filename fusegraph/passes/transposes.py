@@ -7,14 +7,13 @@ takes it in, and the other operands are views in that space.
 
 from __future__ import annotations
 
-import networkx as nx
-
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, same
+from fusegraph.pattern import followers
 
 Perm = tuple[int, ...]
 
@@ -89,7 +88,7 @@ def _is_normalised(graph: Graph, tensor: Tensor) -> bool:
             elif node.kind is Kind.POINTWISE and node.output.shape == tensor.shape and node not in behind:
                 behind.add(node)
                 stack.append(node.output)
-    return any(behind & nx.descendants(graph.network, node) for node in reductions)
+    return any(not behind.isdisjoint(followers(graph, node)) for node in reductions)
 
 
 def _fits(
