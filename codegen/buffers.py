@@ -5,8 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from codegen.declined import Declined
 from codegen.dtypes import ALL, SIZE_OF
 from codegen.records import once
+from codegen.sizes import Size
 
 #: Bytes of a C type: those of the dtypes, and of `codegen/device`'s structs.
 SIZES = {
@@ -63,18 +65,20 @@ class Buffer(NamedTuple):
 
     @property
     def declaration(self) -> str:
-        """The C declaration, with its note."""
+        """The C declaration, with its note.  Raises Declined for an array whose size varies."""
         aligned = f"alignas({self.align}) " if self.align else ""
         return f"{aligned}{self._array}{f'  // {self.note}' if self.note else ''}"
 
     @property
     def static(self) -> str:
-        """The C declaration in a kernel's static shared memory."""
+        """The C declaration in a kernel's static shared memory.  Raises Declined for an array whose size varies."""
         aligned = f"__align__({self.align}) " if self.align else ""
         return f"__shared__ {aligned}{self._array}"
 
     @property
     def _array(self) -> str:
+        if any(isinstance(n, Size) for n in self.dims):
+            raise Declined(f"array {self.name!r} in shared memory has a size that varies: {list(self.dims)}")
         return f"{self.ctype} {self.name}{''.join([f'[{n}]' for n in self.dims])};"
 
 

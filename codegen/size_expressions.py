@@ -68,7 +68,7 @@ def _combined(operation: str, a: Any, b: Any) -> Any:
         return sympy.Integer(min(a, b)) if a.is_Integer and b.is_Integer else _smaller()(a, b)
     whole, rest = _divided(a, b)
     if operation == "remainder":
-        return rest if rest.is_Integer else _remainder()(rest, b)
+        return rest if rest == 0 or (rest.is_Integer and b.is_Integer) else _remainder()(rest, b)
     if rest == 0:
         return whole
     if rest.is_Integer and b.is_Integer:

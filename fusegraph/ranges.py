@@ -15,7 +15,8 @@ from math import isqrt
 from typing import Any, TypeAlias
 
 from codegen import Schedule, Target, estimated
-from codegen.sizes import Bounds, at, in_units, values
+from codegen.size_expressions import value
+from codegen.sizes import Bounds, Size, at, in_units, most, sizes_in, values
 from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
 from fusegraph.graph import Graph
@@ -203,12 +204,15 @@ class _Planner:
         hopeless = not self.apart.isdisjoint(range_.varying)
         if reason and not hopeless and (range_.spread <= NEAR or (self.left <= 0 and not self.counted)):
             reason, high = self._settled(range_, ends, reason)
-        if not reason:
+        parts: Sequence[Range] = ()
+        if not reason and (size := _single_at_ends(range_, high[1].graph)) is not None:
+            reason = f"{size.written} is less than 2 for the smallest and the largest sizes, not for all"
+            parts = (range_.halves([n for n in range_.varying if n in size.dims]) if self.left > 0 else None) or ()
+        elif not reason:
             kernels = self._kernels(range_, high[1], high[2])
             self.made.plans.append(RangePlan(range_, high[0], high[1], kernels, self._packing(high[0])))
             return ()
-        parts: Sequence[Range] = ()
-        if self.left > 0 and (name := self._everywhere(range_)) is not None:
+        elif self.left > 0 and (name := self._everywhere(range_)) is not None:
             low_size, high_size = range_.bounds[name]
             reason = f"{reason}, as for each size of {name!r}"
             others = range_.varying.keys() - {name}  # without any, the plans of all sizes have these
@@ -381,6 +385,23 @@ def _memory(group: Group) -> list[tuple[str, bytes | None]]:
         )
         for t in tensors
     ]
+
+
+def _single_at_ends(range_: Range, graph: Graph) -> Size | None:
+    """Returns a size that is less than 2 at both ends of a range, but perhaps not between; None if there is none.
+
+    Such is n - 2 * ((n + 2) // 3), the last of three parts of n.  What is made of one element is not right for more.
+    """
+    ends = range_.end("min"), range_.end("max")
+    for size in dict.fromkeys(sizes_in([t.shape for t in graph.tensors.values()])):
+        if all(value(size.expression, end) < 2 for end in ends):
+            try:
+                largest = most(at(size, ends[0], vary=True, within=range_.bounds))
+            except ArithmeticError:  # it divides by what may be 0
+                largest = 2
+            if largest > 1:
+                return size
+    return None
 
 
 def _first_ranges(bounds: Mapping[str, Bounds]) -> Iterator[Range]:

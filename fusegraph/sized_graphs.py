@@ -99,7 +99,7 @@ def bounds_in(graph: Graph) -> dict[str, Bounds]:
 
 def varies(graph: Graph) -> bool:
     """Tells whether a graph's sizes vary."""
-    return any(isinstance(size, Size) for tensor in graph.inputs for size in (*tensor.shape, *tensor.strides))
+    return any(isinstance(n, Size) for tensor in graph.tensors.values() for n in (*tensor.shape, *tensor.strides))
 
 
 def check_shapes(graph: Graph, sizes: Sizes) -> None:

@@ -225,7 +225,8 @@ def _index(x: Tensor, key: Any) -> Tensor:
                 raise ShapeError(
                     f"index {one} is out of range for dimension {len(bounds)} of {x.name!r} {list(x.shape)}"
                 )
-            bounds.append(slice(one % size, one % size + 1))
+            one = one + size if one < 0 else one
+            bounds.append(slice(one, one + 1))
     if any(part(size, one.start, one.stop, one.step) != (0, size, 1) for one, size in zip(bounds, x.shape)):
         x = x.graph.slice(x, *([getattr(one, key) for one in bounds] for key in ("start", "stop", "step")))
     x = x if x.shape == tuple(shape) else x.graph.reshape(x, shape)

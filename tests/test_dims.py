@@ -68,6 +68,7 @@ def test_what_is_known_of_a_size_is_a_number() -> None:
     assert 24 * n % 8 == 0
     assert 24 * n // 8 == 3 * n
     assert (8 * n + 5) % 8 == 5
+    assert at((5 % n, -1 % n), {"n": 3}) == (2, 2)
     assert n != 7
     assert n == dimension("n", 7, Bounds(1, 300))
     assert hash(n) != hash(7)

@@ -478,3 +478,15 @@ def test_checks_leave_arrays_alone() -> None:
     np.testing.assert_array_equal(inputs["x"], before)
     with pytest.raises(NotSupportedError, match="cuDNN"):
         g.compile("cudnn")
+
+
+def test_parts_that_are_copied_are_read_before_they_are_written() -> None:
+    g = fg.Graph("g")
+    x, y = g.tensor("x", (4, 5)), g.tensor("y", (4, 5))
+    g.assign(x[:2], g.identity(y[2:]))
+    g.assign(y[:2], g.identity(x[2:]))
+    a, b = np.random.default_rng(0).random((2, 4, 5), np.float32)
+    old = a.copy(), b.copy()
+    g.compile("cpu")(a, b)
+    np.testing.assert_array_equal(a[:2], old[1][2:])
+    np.testing.assert_array_equal(b[:2], old[0][2:])

@@ -503,3 +503,18 @@ def test_training(made: list[KernelExecutable[Any]]) -> None:
         torch.testing.assert_close(a, b)
         if a.grad is not None:
             torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_parts_of_inputs_change_places() -> None:
+    def swapped(x: Any, y: Any) -> Any:
+        x[:2], y[:2] = y[2:4].clone(), x[2:4].clone()
+        return x.sum()
+
+    def turned(x: Any, y: Any) -> Any:
+        old = x[2:5].clone()
+        y[:3], x[1:4] = x[:3] + y[:3], y[2:5] * 2
+        y[3:6], x[3:6] = old, x[:3].clone()
+        return x.sum() + y.sum()
+
+    for function in (swapped, turned):
+        same(function, torch.randn(7, 5), torch.randn(7, 5), calls=2)

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+import torch.nn.functional as F  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
@@ -96,3 +97,28 @@ def test_attention_that_hands_seeds_to_its_gradient_is_torchs(kernel: str) -> No
     assert left[0] == f"aten._scaled_dot_product_{kernel}_attention.default"
     assert left[1].endswith(("is needed, which fusegraph does not compute", "has a dtype that fusegraph has not"))
     assert [node.op.name for graph in imported.graphs for node in graph.nodes] == ["mul"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_that_a_finite_mask_hides_whole(dtype: Any) -> None:
+    """Scores of the least number are alike: such a row has the mean of the values, and no gradient is NaN."""
+
+    def attended(q: Any, k: Any, v: Any, mask: Any, wanted: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask) * wanted
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    operands = [torch.randn(2, 2, n, 16, dtype=dtype) for n in (9, 70, 70)]
+    shown = torch.rand(2, 1, 9, 70) < 0.5
+    shown[1, :, 3:5] = False
+    mask = torch.zeros(2, 1, 9, 70, dtype=dtype).masked_fill(~shown, torch.finfo(dtype).min)
+    wanted = shown.any(-1, keepdim=True).to(dtype)
+    found = []
+    for function in (torch.compile(attended, backend="fusegraph"), attended):
+        q, k, v = (x.clone().requires_grad_() for x in operands)
+        function(q, k, v, mask, wanted).square().sum().backward()
+        with torch.no_grad():
+            found.append([function(q, k, v, mask, torch.ones_like(wanted)), q.grad, k.grad, v.grad])
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype is torch.bfloat16 else {}
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, **tolerance)

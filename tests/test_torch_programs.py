@@ -323,3 +323,13 @@ def test_numbers_computed_of_tensors_of_the_program() -> None:
         for got, wanted in zip(results, program(x)):
             torch.testing.assert_close(got, wanted, rtol=0, atol=0)
         results[2].zero_()  # a result is the caller's to write to
+
+
+def test_numbers_that_are_returned_are_tensors() -> None:
+    def program(x: Any) -> Any:
+        return x * 2, torch.tensor(16), torch.tensor(0.5)
+
+    x, compiled = torch.randn(3), torch.compile(program, backend="fusegraph")
+    for got, expected in zip(compiled(x), program(x), strict=True):
+        assert type(got) is torch.Tensor
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)

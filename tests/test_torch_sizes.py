@@ -264,3 +264,57 @@ def test_calls_after_each_other(name: str, dynamic: bool | None) -> None:
         torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
     left = {why for report in fusegraph.torch.report() for _, _, why in report.left}
     assert left <= {"not in the table"}, "everything is known of the others"
+
+
+#: Functions of two inputs whose first dimensions vary, all of whose sizes are compiled in the first calls.
+FOR_ALL_SIZES: dict[str, Callable[..., Any]] = {
+    "neighbours": lambda x, y: x[1:] - x[:-1] * y.sum(),
+    "from the end": lambda x, y: x[-2:] * y[-1] + x[-1],
+    # The backward pass is told of both sizes by numbers, not by an input's shape.
+    "joined": lambda x, y: torch.cat([x * 2, y.sin()]).sum(1),
+    "mean": lambda x, y: x.mean() * y.mean(),  # only the results' sizes vary in the backward pass
+    "shifted labels": lambda x, y: x[:-1].log_softmax(-1).flatten()[: y.shape[0]] * y[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", FOR_ALL_SIZES)
+def test_one_compilation_is_for_all_sizes(name: str) -> None:
+    function = FOR_ALL_SIZES[name]
+    compiled = torch.compile(function, backend="fusegraph", dynamic=True)
+    for number, (n, m) in enumerate([(5, 3), (7, 4), (12, 9)]):
+        inputs = [_marked(_learnt(size, 4), d0=(3, 12)) for size in (n, m)]
+        for x in inputs:
+            torch._dynamo.mark_static(x, 1)
+        got, expected = compiled(*inputs), function(*inputs)
+        torch.testing.assert_close(got, expected)
+        gradients = [torch.autograd.grad(y.square().sum(), inputs) for y in (got, expected)]
+        torch.testing.assert_close(*gradients)
+        if number == 0:
+            count = len(fusegraph.torch.report())
+    assert len(fusegraph.torch.report()) == count == 2
+    assert not any(_reasons())
+
+
+def test_sizes_that_may_divide_by_nothing_are_compiled_when_they_come() -> None:
+    """torch writes the size of such a reshape as a quotient by another, which nothing says is not 0."""
+    function = lambda x: torch.nn.functional.pad(x, (0, -x.shape[1] % 8)).reshape(x.shape[0], -1, 8).sum(1)  # noqa: E731
+    compiled = torch.compile(function, backend="fusegraph", dynamic=True)
+    for size in (3, 9, 16):
+        x = torch.randn(2, size)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert all("may divide by 0" in reason for reason in _reasons())
+
+
+def test_convolutions_whose_filters_vary_are_compiled() -> None:
+    function = lambda x, w: torch.nn.functional.conv1d(x, w, padding=1, stride=2)  # noqa: E731
+    compiled = torch.compile(function, backend="fusegraph")
+    for length, taps in ((9, 3), (17, 2)):
+        x, w = _marked(torch.randn(2, 3, length), d2=(8, 20)), _marked(torch.randn(4, 3, taps), d2=(2, 3))
+        torch.testing.assert_close(compiled(x, w), function(x, w))
+
+
+def test_sizes_of_what_has_no_inputs() -> None:
+    compiled = torch.compile(lambda x: torch.ones(x.shape[0], 4) * 2, backend="fusegraph", dynamic=True)
+    for size in (5, 7):
+        torch.testing.assert_close(compiled(torch.randn(size)), torch.full((size, 4), 2.0))
+    assert len(fusegraph.torch.report()) == 1

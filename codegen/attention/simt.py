@@ -161,10 +161,11 @@ class _Renderer:
             w.line(f"const {scores.t} m = {m}, n = n0 + lane;")
             scores.score("m", "n", "s[r]", inside=False, count=1)
             w.line(f"const {real} most = max(largest[r], reduce::lanes<reduce::Max, {LANES}>(score[0]));")
-            w.line(f"const {real} shift = most == -infinity<{real}>() ? {real}(0) : unit * most;")
-            w.line(f"const {real} rescale = math::exp2(unit * largest[r] - shift);")
+            # In other units the least number, which masks often are, would overflow: so it is subtracted first.
+            w.line(f"const {real} shift = most == -infinity<{real}>() ? {real}(0) : most;")
+            w.line(f"const {real} rescale = math::exp2(unit * (largest[r] - shift));")
             w.line("largest[r] = most;")
-            w.line("s[r] = math::exp2(unit * score[0] - shift);")
+            w.line("s[r] = math::exp2(unit * (score[0] - shift));")
             w.line("total[r] = total[r] * rescale + s[r];")
             if scores.weight is not None:
                 scores.evaluate(scores.weight, {"weighted": ""}, "m", "n", "s[r]", guarded=scores.ragged, count=1)

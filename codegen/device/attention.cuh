@@ -51,9 +51,10 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 
 // Updates the largest score of each row with those of a tile.  Gives the shift, which is subtracted from scores before
 // they become exponentials, and the factor by which earlier sums are to be multiplied (rescale).  As there are few
-// warps to switch between, maxima are computed in Chains that do not wait for each other.
+// warps to switch between, maxima are computed in Chains that do not wait for each other.  Masks are often the least
+// float, which overflows in other units: of a row that has no larger score, the largest is subtracted from scores here.
 template <int Chains, int N>
-__device__ __forceinline__ void largest(const float (&score)[N], Rows& rows, float unit, float (&shift)[2],
+__device__ __forceinline__ void largest(float (&score)[N], Rows& rows, float unit, float (&shift)[2],
                                         float (&rescale)[2]) {
 #pragma unroll
     for (int f = 0; f < 2; ++f) {
@@ -68,6 +69,12 @@ __device__ __forceinline__ void largest(const float (&score)[N], Rows& rows, flo
         found = fmaxf(found, __shfl_xor_sync(0xffffffffu, found, 2));
         shift[f] = found == -infinity<float>() ? 0.0f : unit * found;
         rescale[f] = math::fast_exp2(unit * rows.largest[f] - shift[f]);
+        if (shift[f] == -infinity<float>()) {
+            shift[f] = 0.0f;
+            rescale[f] = math::fast_exp2(unit * (rows.largest[f] - found));
+#pragma unroll
+            for (int i = 0; i < N / 2; ++i) score[i / 2 * 4 + 2 * f + i % 2] -= found;
+        }
         rows.largest[f] = found;
     }
 }

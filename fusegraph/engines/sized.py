@@ -38,7 +38,8 @@ class SizedExecutable(Executable):
     prepare  compiles the kernels of such a plan.
 
     Sizes follow from the shapes of the arrays.  Beside what other Executables raise, a call raises ArgumentError for
-    sizes that the Dims do not allow.  Raises GraphError for a graph with a Dim that is in no input's shape.
+    sizes that the Dims do not allow, and GraphError for a graph with a Dim that is in no input's shape: of such a graph
+    `at` returns what can be called.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class SizedExecutable(Executable):
         self.graph, self.engine, self.device, self.plan = graph, engine, device, None
         self._make, self._plan, self._build = make, plan, prepare
         self._bounds = bounds_in(graph)
-        self._sources = _sources(graph, self._bounds)
-        self._values = {
+        self._sources = _told(graph, self._bounds)
+        self._values = {name: low for name, (low, _) in self._bounds.items()} | {
             name: (int(graph.inputs[n].shape[axis]) - start) // unit
             for name, (n, axis, unit, start) in self._sources.items()
         }
@@ -140,7 +141,8 @@ class SizedExecutable(Executable):
     def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
         """Returns the sizes by symbol of arrays.  Raises ArgumentError."""
         sizes = {}
-        for name, (number, axis, unit, start) in self._sources.items():
+        told = self._sources if len(self._sources) == len(self._bounds) else _sources(self.graph, self._bounds)
+        for name, (number, axis, unit, start) in told.items():
             tensor, array = self.graph.inputs[number], arrays[number]
             shape = getattr(array, "shape", None)
             shape = tuple(view(array, name=tensor.name, stream=0).shape if shape is None else shape)
@@ -173,9 +175,18 @@ def sizes_given(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _sources(graph: Graph, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int, int, int]]:
-    """Returns for each symbol an input's number, its dimension, and by what that is the symbol's multiple and more.
+    """Returns what `_told` does.  Raises GraphError if there is a symbol that no input tells."""
+    found = _told(graph, bounds)
+    missing = [name for name in bounds if name not in found]
+    if missing:
+        raise GraphError(f"graph {graph.name!r}: no input's dimension tells the size of Dim {missing[0]!r}")
+    return found
 
-    Where there is such, nothing is added to the multiple.
+
+def _told(graph: Graph, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int, int, int, int]]:
+    """Returns for symbols an input's number, its dimension, and by what that is the symbol's multiple and more.
+
+    Where there is such, nothing is added to the multiple.  Symbols that no input tells are left out.
     """
     found: dict[str, tuple[int, int, int, int]] = {}
     for number, tensor in enumerate(graph.inputs):
@@ -187,9 +198,6 @@ def _sources(graph: Graph, bounds: Mapping[str, Bounds]) -> dict[str, tuple[int,
                 fits = unit > 0 and all(value(size.expression, {name: n}) == n * unit + start for n in bounds[name])
                 if fits and (name not in found or (start == 0 and found[name][3])):
                     found[name] = number, axis, unit, start
-    missing = [name for name in bounds if name not in found]
-    if missing:
-        raise GraphError(f"graph {graph.name!r}: no input's dimension tells the size of Dim {missing[0]!r}")
     return found
 
 

@@ -19,7 +19,7 @@ from fusegraph.ops.base import Kind
 from fusegraph.passes.overwriting import assignments, by_position, laid, overwritten_after, writers_of
 from fusegraph.passes.partition import Decision
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced, same
-from fusegraph.passes.speculation import ASSIGNMENTS
+from fusegraph.passes.speculation import ASSIGNMENTS, REGIONS, NotAccepted
 from fusegraph.pattern import followers
 
 
@@ -36,11 +36,19 @@ def position_name(node: Node) -> str:
 def place_values(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Lets what makes the values of assignments write them into the inputs; copies values where that is impossible.
 
-    Raises GraphError if a node takes the value that an input had before, and one that it has afterwards.
+    Raises GraphError if a node takes the value that an input had before, and one that it has afterwards; NotAccepted if
+    that may be so because parts of inputs are assigned.
     """
     if not graph.updates:
         return same(graph)
-    return _Placing(graph, {name: why for (what, name), why in options.left_out.items() if what == ASSIGNMENTS}).run()
+    left_out = {name: why for (what, name), why in options.left_out.items() if what == ASSIGNMENTS}
+    try:
+        return _Placing(graph, left_out).run()
+    except GraphError as error:
+        key, why = (REGIONS, graph.name), str(error)
+        if key in options.left_out:
+            raise
+    raise NotAccepted(why, {key: why})
 
 
 class _Placing:
@@ -56,6 +64,7 @@ class _Placing:
         self._copied: dict[Node, bool] = {}  # whether the values are put aside first
         self._placed: set[Node] = set()
         self._decisions: list[Decision] = []
+        self._reading: list[tuple[Node, object]] = []  # edges of order that come of what an assignment reads
 
     def run(self) -> Rewritten:
         every = assignments(self._graph)
@@ -103,6 +112,9 @@ class _Placing:
         (self._placed.add if len(node.inputs) == 2 else self._placed.discard)(node)
         edges = [((node, False), (node, True)), ((node, True), node)]
         self._network.add_edges_from(edges if producer is None else [(producer, (node, False)), *edges])
+        for _, writer in (reading := [edge for edge in self._reading if edge[0] is node]):
+            self._network.add_edge((node, False), writer)  # the copy reads, not what writes
+        self._network.remove_edges_from(reading)
 
     def _order(self, node: Node) -> bool:
         """Adds the edges of order of an assignment; False, and none is added, if they would form a cycle."""
@@ -116,6 +128,7 @@ class _Placing:
         if any(nx.has_path(network, w, n) for n, w in edges):
             return False
         network.add_edges_from(edges)
+        self._reading += [(n, w) for n, w in edges if isinstance(n, Node) and n.kind is Kind.ASSIGN and n is not last]
         return True
 
     def _join(self, node: Node) -> bool:

@@ -59,6 +59,7 @@ from fusegraph.passes.speculation import (
     FUSED_GRADIENTS,
     GRADIENTS,
     PROLOGUE,
+    REGIONS,
     SPARSE,
     NotAccepted,
 )
@@ -104,7 +105,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(PARAMETERS, mark_parameters),
     Pass(SPARSE, multiply_sparsely),
     Pass("packed elements", unpack, When.ALWAYS, writes_out=True),
-    Pass("assignments", assign_regions, When.ALWAYS),
+    Pass(REGIONS, assign_regions, When.ALWAYS),
     Pass("sums of logits", sum_logits),
     Pass("decomposition", decompose_for_kernels, When.ALWAYS, writes_out=True),
     Pass("dead nodes", remove_dead_nodes, When.ALWAYS),

@@ -14,16 +14,18 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.overwriting import assignments, overwritten_after, readers
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
+from fusegraph.passes.speculation import REGIONS
 from fusegraph.pattern import followers
 from fusegraph.state import Region, assigned, region
 
 
-def assign_regions(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+def assign_regions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Assigns only those elements of inputs that change; what is read of a whole new value is read of its makers."""
     if not graph.updates:
         return same(graph)
     found: dict[Node, tuple[Node, Region, Tensor]] = {}  # what makes a new value -> the assignment, what it replaces
-    for node in assignments(graph):
+    whole = (REGIONS, graph.name) in options.left_out
+    for node in [] if whole else assignments(graph):
         if _is_whole(node) and (steps := _steps(graph, node)):
             found |= {maker: (node, where, values) for maker, where, values in steps}
     return _Assigning(graph, found).run()

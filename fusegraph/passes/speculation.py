@@ -25,8 +25,8 @@ GRADIENTS, FUSED_GRADIENTS = "attention's gradients", "fused gradients"
 FUSION = "fusion"
 #: The pass that leaves products to sparse tensor cores.
 SPARSE = "sparse products"
-#: The pass that says who writes the values of assignments.
-ASSIGNMENTS = "assigned values"
+#: The pass that assigns parts of inputs where only these change, and the one that says who writes assigned values.
+REGIONS, ASSIGNMENTS = "assignments", "assigned values"
 
 
 class NotAccepted(Declined):
@@ -50,12 +50,13 @@ class NoKernel(NotAccepted):
 def attempt(rewrite: Callable[[LeftOut], Made], *, accepted_by: Callable[[Made], Accepted]) -> tuple[Made, Accepted]:
     """Returns what a rewrite makes, and what accepts that, with every part left out that is not accepted.
 
-    ``rewrite`` is called with what to leave out.  Raises NotAccepted if there is nothing more to leave out.
+    ``rewrite`` is called with what to leave out, and may not accept what it made before either.  Raises NotAccepted if
+    there is nothing more to leave out.
     """
     left_out: LeftOut = {}
     while True:
-        made = rewrite(left_out)
         try:
+            made = rewrite(left_out)
             return made, accepted_by(made)
         except NotAccepted as refusal:
             more = {key: reason for key, reason in refusal.rewrites.items() if key not in left_out}

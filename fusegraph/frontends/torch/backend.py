@@ -233,7 +233,7 @@ def _function(
         if not whole:
             try:
                 whole.append(_AllSizes.of(graph, parameters, values, phase, settings, names))
-            except (GraphError, UnknownSizeError) as error:
+            except (GraphError, UnknownSizeError, ArithmeticError) as error:
                 whole.append(str(error))
         if isinstance(whole[0], str):
             reason = whole[0]
@@ -286,7 +286,11 @@ class _AllSizes:
         settings: Mapping[str, Any],
         names: Mapping[str, str],
     ) -> _AllSizes:
-        """Returns the graph, compiled.  Raises GraphError or UnknownSizeError if that cannot be done for all sizes."""
+        """Returns the graph, compiled.
+
+        Raises GraphError or UnknownSizeError if that cannot be done for all sizes, ArithmeticError if one of them is
+        divided by what may be 0.
+        """
         dims = dims_of(graph, values)
         analysis = Analysis(graph, forms_of(graph, dims), parameters)
         divide = partial(_divided, phase=phase, settings=settings, names=names)

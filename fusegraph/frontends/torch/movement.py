@@ -14,6 +14,7 @@ from fusegraph.errors import NotSupportedError
 from fusegraph.frontends.torch.table import Call, aten, free, turned
 from fusegraph.graph import Tensor
 from fusegraph.layout import extent, overlaps, stride_order
+from fusegraph.ops.movement import part
 from fusegraph.resampling import Beyond, Mode, interpolation, resample
 
 # ---- views
@@ -91,6 +92,11 @@ def _part(x: Tensor, dim: int, start: int | None, stop: int | None, step: int = 
     return x[tuple(keys)]
 
 
+def _place(index: int, size: int) -> int:
+    """Returns an index among so many elements, from the start."""
+    return index + size if index < 0 else index
+
+
 @free("slice.Tensor")
 def _slice(c: Call, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
     return _part(x, dim, start, end, step)
@@ -98,7 +104,7 @@ def _slice(c: Call, x: Tensor, dim: int = 0, start: int | None = None, end: int 
 
 @free("select.int")
 def _select(c: Call, x: Tensor, dim: int, index: int) -> Tensor:
-    at = index % x.shape[dim]
+    at = _place(index, x.shape[dim])
     return _part(x, dim, at, at + 1).reshape(c.form.shape)
 
 
@@ -242,7 +248,8 @@ def _slice_scatter(
     c: Call, x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
     count, dim = x.shape[dim], dim % x.rank
-    first, last, step = slice(start, end, step).indices(count)
+    first, number, step = part(count, start, end, step)
+    last = first + number * step
     if step != 1 and (first >= step or count % step or source.shape[dim] * step != count):
         return _strided_scatter(c, x, c.cast(source), dim, range(first, last, step))
     if step != 1:  # one of each ``step`` elements
@@ -278,7 +285,8 @@ def _as_strided_scatter(
 
 @aten("select_scatter.default")
 def _select_scatter(c: Call, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    dim, index = dim % x.rank, index % x.shape[dim]
+    dim = dim % x.rank
+    index = _place(index, x.shape[dim])
     row = source.reshape((*x.shape[:dim], 1, *x.shape[dim + 1 :]))
     return _slice_scatter(c, x, row, dim, index, index + 1)
 

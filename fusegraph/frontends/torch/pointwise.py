@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from math import inf, log
 from typing import Any
 
 from codegen.sizes import Size
@@ -135,6 +135,9 @@ def _remainder(c: Call, a: Any, b: Any) -> Tensor:
 
 @aten("clamp.default", "clamp_min.default")
 def _clamp(c: Call, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    low, high = (None if low == -inf else low), (None if high == inf else high)
+    if low is None and high is None:
+        return c.graph.identity(c.cast(x))
     if not isinstance(low, Size) and not isinstance(high, Size):
         return c.apply("clamp", x, min=low, max=high)
     x = x if low is None else c.apply("max", x, low)
@@ -143,12 +146,12 @@ def _clamp(c: Call, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
 
 @aten("hardtanh.default")
 def _hardtanh(c: Call, x: Tensor, low: float = -1, high: float = 1) -> Tensor:
-    return c.apply("clamp", x, min=low, max=high)
+    return _clamp(c, x, low, high)
 
 
 @aten("clamp_max.default")
 def _clamp_max(c: Call, x: Tensor, high: float) -> Tensor:
-    return c.apply("clamp", x, max=high)
+    return _clamp(c, x, None, high)
 
 
 @aten("clamp.Tensor")

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fusegraph.frontends.torch.cut import COPY, Analysis, Cut, Piece
 from fusegraph.frontends.torch.forms import is_projection
@@ -125,7 +126,9 @@ class _Writer:
         number, form = self._analysis.forms.numbers[node], node.meta.get("val")
         if not isinstance(form, torch.Tensor):
             return self._literal(number)
-        return f"{self._literal(torch.tensor(number, dtype=form.dtype))}.clone()"
+        with _disable_current_modes():  # torch may be tracing
+            made = torch.tensor(number, dtype=form.dtype)
+        return f"{self._literal(made)}.clone()"
 
     def _text(self, value: Any) -> str:
         """Returns an argument as Python source."""
