@@ -20,7 +20,7 @@ from fusegraph.lowering.attention_prologue import behind, computed_rows, multipl
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, check_broadcasts, describe
 from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
 from fusegraph.lowering.views import alias, divided_strides
 from fusegraph.ops.attention_nodes import Score, Weight
@@ -49,11 +49,7 @@ def accept(view: GroupView, options: Options) -> None:
         what = f"{other.op.name} {other.name!r}"
         if other.kind is not Kind.POINTWISE:
             raise Declined(f"{what} is not pointwise")
-        if not broadcasts_to(other.output.shape, out.shape):
-            raise Declined(
-                f"{what} {list(other.output.shape)} does not broadcast to the result of attention {node.name!r} "
-                f"{list(out.shape)}"
-            )
+        check_broadcasts(other, out.shape, f"the result of attention {node.name!r}")
         if any(t in stats for t in other.inputs):
             raise Declined(f"{what} takes the sums of attention {node.name!r}, which are known when all else is done")
         if any(view.graph.producer(t) in after for t in other.inputs):
