@@ -36,14 +36,16 @@ def only_consumer(graph: Graph, tensor: Tensor) -> Node | None:
 
 
 def made_of(
-    graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
+    graph: Graph,
+    tensors: Iterable[Tensor],
+    operands: Callable[[Node], Sequence[Tensor] | None] = lambda node: node.inputs,
 ) -> dict[Node, Sequence[Tensor]]:
-    """Returns the nodes that make a tensor, each with its operands that were followed further.
+    """Returns the nodes that make tensors, each with its operands that were followed further.
 
     ``operands`` says which these are; nodes for which it gives None are left out, and the search ends there.
     """
     found: dict[Node, Sequence[Tensor]] = {}
-    stack = [tensor]
+    stack = list(tensors)
     while stack:
         node = graph.producer(stack.pop())
         followed = None if node is None or node in found else operands(node)

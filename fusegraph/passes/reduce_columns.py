@@ -104,5 +104,5 @@ def _leaves(graph: Graph, x: Tensor) -> frozenset[Tensor]:
     def as_large(node: Node) -> list[Tensor] | None:
         return [t for t in node.inputs if t.size == x.size] if node.kind is Kind.POINTWISE else None
 
-    nodes = made_of(graph, x, as_large)
+    nodes = made_of(graph, [x], as_large)
     return frozenset({x}.union(*nodes.values()).difference(*(node.outputs for node in nodes)))
