@@ -51,22 +51,21 @@ struct float8_e5m2fnuz {  // largest 57344
   uint8 bits;
 };
 
+// The number of a storage type that has the bits of another, of the same size.
+template <class To, class From>
+__device__ __forceinline__ To reinterpret(From x) {
+  static_assert(sizeof(To) == sizeof(From), "numbers of one size");
+  union {
+    From from;
+    To to;
+  } bits = {x};
+  return bits.to;
+}
+
 #ifdef FUSEGRAPH_CPU
-__device__ __forceinline__ uint32 float_bits(float x) {
-  uint32 bits;
-  __builtin_memcpy(&bits, &x, 4);
-  return bits;
-}
-__device__ __forceinline__ float bits_float(uint32 bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-__device__ __forceinline__ double bits_double(uint64 bits) {
-  double x;
-  __builtin_memcpy(&x, &bits, 8);
-  return x;
-}
+__device__ __forceinline__ uint32 float_bits(float x) { return reinterpret<uint32>(x); }
+__device__ __forceinline__ float bits_float(uint32 bits) { return reinterpret<float>(bits); }
+__device__ __forceinline__ double bits_double(uint64 bits) { return reinterpret<double>(bits); }
 #else
 __device__ __forceinline__ uint32 float_bits(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float bits_float(uint32 bits) { return __uint_as_float(bits); }
@@ -351,17 +350,6 @@ FUSEGRAPH_INTEGER(uint64, truncate_uint64(x))
 
 template <class To, class From>
 __device__ __forceinline__ To convert(From x) { return Converter<To>::from(widen(x)); }
-
-// The number of a storage type that has the bits of another, of the same size.
-template <class To, class From>
-__device__ __forceinline__ To reinterpret(From x) {
-  static_assert(sizeof(To) == sizeof(From), "numbers of one size");
-  union {
-    From from;
-    To to;
-  } bits = {x};
-  return bits.to;
-}
 
 // The value of x rounded to a storage type, still in its compute type: what storing it and reading it back gives.
 template <class Storage, class Compute>
