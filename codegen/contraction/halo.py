@@ -94,12 +94,7 @@ class Renderer:
                 with w.block("", when=len(at.phases) > 1):
                     self._phase(number, phase)
         return w.source(
-            self.space.program,
-            details,
-            blocks=self.blocks,
-            threads=s.threads,
-            barriers=True,
-            blocks_per_sm=s.resident,
+            self.space.program, details, blocks=self.blocks, threads=s.threads, barriers=True, blocks_per_sm=s.resident
         )
 
     def _phase(self, number: int, phase: Phase) -> None:

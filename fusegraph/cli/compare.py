@@ -47,13 +47,7 @@ def compare_file(
         for_one = _Steps(step, graph.name)
         comparisons.append(
             compare_engines(
-                graph,
-                names,
-                seed=seed,
-                strict=strict,
-                partition=partition,
-                autotune=autotune,
-                progress=for_one,
+                graph, names, seed=seed, strict=strict, partition=partition, autotune=autotune, progress=for_one
             )
         )
         for_one.done()

@@ -303,9 +303,7 @@ def _print_sized(job: _Job, entry: Mapping[str, Any]) -> None:
 
 
 def _print_kernels(
-    kernels: Sequence[Mapping[str, Any]],
-    more: Mapping[str, Callable[[Mapping[str, Any]], str]],
-    details: Sequence[str],
+    kernels: Sequence[Mapping[str, Any]], more: Mapping[str, Callable[[Mapping[str, Any]], str]], details: Sequence[str]
 ) -> None:
     """Prints a table of kernels, with ``more`` columns by their headings, and a text below each."""
     rows = [

@@ -14,16 +14,7 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError
 from fusegraph.ops.base import REQUIRED, Array, Attributes
-from fusegraph.ops.pointwise import (
-    FUNCTION,
-    ROUNDING,
-    SIMPLE,
-    backward,
-    number,
-    optional_number,
-    positive,
-    unary,
-)
+from fusegraph.ops.pointwise import FUNCTION, ROUNDING, SIMPLE, backward, number, optional_number, positive, unary
 from fusegraph.ops.reverse import Reverse, by_backward, linear
 
 # ---- references

@@ -22,13 +22,7 @@ from fusegraph.lowering.choices import MADE, Choice, whether
 from fusegraph.lowering.rows import has_segments, walk_chunk
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewritten
-from fusegraph.passes.split_reductions import (
-    Split,
-    candidates,
-    chunk,
-    of_whole,
-    split_for,
-)
+from fusegraph.passes.split_reductions import Split, candidates, chunk, of_whole, split_for
 from fusegraph.pattern import made_of
 
 #: Shape of what is reduced, axes of the rows, axes of the columns.
