@@ -35,6 +35,7 @@ from fusegraph.cli.options import (
     Json,
     NoFusion,
     On,
+    PlannedFor,
     Seed,
     Strict,
     Target,
@@ -118,7 +119,7 @@ def run_command(
         Engine | None, typer.Option(help="What to run on. Default: cuda if there is a GPU, else cpu.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the reference; exit 1 if one differs.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    seed: Seed = 0,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Save outputs as .npy files.")] = None,
     as_json: Json = False,
     strict: Strict = False,
@@ -143,10 +144,7 @@ def explain_command(
     as_json: Json = False,
     strict: Strict = False,
     no_fusion: NoFusion = False,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
-    ] = None,
+    target: PlannedFor = None,
 ) -> int:
     """Show what is fused, what is not, and why; and which schedules the kernels have."""
     options = _given(locals())
@@ -170,10 +168,7 @@ def report_command(
     ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Show how two reports differ; -o also writes a page.")] = False,
     dims: Dims = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
-    ] = None,
+    target: PlannedFor = None,
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the kernels, to show their registers.")
     ] = True,
@@ -202,7 +197,7 @@ def compare_command(
             metavar="NAME[,NAME...]", help="Of cuda, cudnn, torch (op by op), cpu, reference. Default: cuda,cudnn."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    seed: Seed = 0,
     as_json: Json = False,
     partition: Annotated[
         bool, typer.Option("--partition", help="cudnn: run the largest pieces it takes of a graph it refuses whole.")
