@@ -356,11 +356,6 @@ class ContractionSpec(KernelSpec):
         return max((x.chunk for x in self.partials if not x.rows), default=1)
 
     @property
-    def seconds(self) -> tuple[Operand, ...]:
-        """All operands B."""
-        return (self.b.operand, *self.others)
-
-    @property
     def arguments(self) -> tuple[Operand, ...]:
         """What the operands are read or computed from: the kernel's first arguments."""
         last = () if self.metadata is None else (self.metadata,)

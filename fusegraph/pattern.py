@@ -170,10 +170,6 @@ class Made(Pattern):
         """Returns the same, restricted to nodes for which ``by`` holds, given what was found so far."""
         return replace(self, by=by)
 
-    def once(self) -> Made:
-        """Returns the same, restricted to results with one consumer that are no outputs of the graph."""
-        return self.when(lambda found, node: only_consumer(found.graph, node.output) is not None)
-
     def built(self, found: Found, *outputs: Tensor) -> Node:
         """Returns a node of the pattern's only op, with the tensors that its operands name, and these outputs."""
         ((entry,), operands) = self.ops, tuple(found[o.name] for o in self.operands or () if isinstance(o, Is))
