@@ -37,7 +37,6 @@ class Arch:
     max_threads_per_sm      resident threads of one SM.
     max_blocks_per_sm       resident blocks of one SM.
     registers_per_sm        32-bit registers of one SM.
-    tensor_core             generation of the tensor cores: 3 Ampere, 4 Ada and Hopper, 5 Blackwell.
     has_cp_async            asynchronous copies global to shared of 4, 8 or 16 bytes (``cp.async``).
     has_fp8_convert         conversions between float and e4m3/e5m2 as instructions (``cvt.rn.satfinite.e4m3x2.f32``).
     has_fp8_mma             ``mma.sync`` on e4m3/e5m2 operands.
@@ -54,7 +53,6 @@ class Arch:
     max_threads_per_sm: int
     max_blocks_per_sm: int
     registers_per_sm: int
-    tensor_core: int
     has_cp_async: bool
     has_fp8_convert: bool
     has_fp8_mma: bool
@@ -110,7 +108,7 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, tensor_core: int) -> Arch:
+def _arch(name: str, *, shared_kib: int, threads: int, blocks: int) -> Arch:
     digits = name.removeprefix("sm_")
     specific = digits.endswith("a")
     number = int(digits.removesuffix("a"))
@@ -123,7 +121,6 @@ def _arch(name: str, *, shared_kib: int, threads: int, blocks: int, tensor_core:
         max_threads_per_sm=threads,
         max_blocks_per_sm=blocks,
         registers_per_sm=64 * KIB,
-        tensor_core=tensor_core,
         has_cp_async=number >= 80,
         has_fp8_convert=number >= 89,
         has_fp8_mma=number >= 89,
@@ -138,22 +135,22 @@ OLDEST = 75
 KNOWN: dict[str, Arch] = {
     known.name: known
     for known in (
-        _arch("sm_80", shared_kib=164, threads=2048, blocks=32, tensor_core=3),
-        _arch("sm_86", shared_kib=100, threads=1536, blocks=16, tensor_core=3),
-        _arch("sm_87", shared_kib=164, threads=1536, blocks=16, tensor_core=3),
-        _arch("sm_89", shared_kib=100, threads=1536, blocks=24, tensor_core=4),
-        _arch("sm_90", shared_kib=228, threads=2048, blocks=32, tensor_core=4),
-        _arch("sm_90a", shared_kib=228, threads=2048, blocks=32, tensor_core=4),
-        _arch("sm_100", shared_kib=228, threads=2048, blocks=32, tensor_core=5),
-        _arch("sm_100a", shared_kib=228, threads=2048, blocks=32, tensor_core=5),
-        _arch("sm_103", shared_kib=228, threads=2048, blocks=32, tensor_core=5),
-        _arch("sm_103a", shared_kib=228, threads=2048, blocks=32, tensor_core=5),
-        _arch("sm_110", shared_kib=228, threads=1536, blocks=24, tensor_core=5),
-        _arch("sm_110a", shared_kib=228, threads=1536, blocks=24, tensor_core=5),
-        _arch("sm_120", shared_kib=100, threads=1536, blocks=24, tensor_core=5),
-        _arch("sm_120a", shared_kib=100, threads=1536, blocks=24, tensor_core=5),
-        _arch("sm_121", shared_kib=100, threads=1536, blocks=24, tensor_core=5),
-        _arch("sm_121a", shared_kib=100, threads=1536, blocks=24, tensor_core=5),
+        _arch("sm_80", shared_kib=164, threads=2048, blocks=32),
+        _arch("sm_86", shared_kib=100, threads=1536, blocks=16),
+        _arch("sm_87", shared_kib=164, threads=1536, blocks=16),
+        _arch("sm_89", shared_kib=100, threads=1536, blocks=24),
+        _arch("sm_90", shared_kib=228, threads=2048, blocks=32),
+        _arch("sm_90a", shared_kib=228, threads=2048, blocks=32),
+        _arch("sm_100", shared_kib=228, threads=2048, blocks=32),
+        _arch("sm_100a", shared_kib=228, threads=2048, blocks=32),
+        _arch("sm_103", shared_kib=228, threads=2048, blocks=32),
+        _arch("sm_103a", shared_kib=228, threads=2048, blocks=32),
+        _arch("sm_110", shared_kib=228, threads=1536, blocks=24),
+        _arch("sm_110a", shared_kib=228, threads=1536, blocks=24),
+        _arch("sm_120", shared_kib=100, threads=1536, blocks=24),
+        _arch("sm_120a", shared_kib=100, threads=1536, blocks=24),
+        _arch("sm_121", shared_kib=100, threads=1536, blocks=24),
+        _arch("sm_121a", shared_kib=100, threads=1536, blocks=24),
     )
 }
 

@@ -126,7 +126,7 @@ class ResultFragments:
     """
 
     def __init__(self, w: Writer, at: Space, names: Names, spec: ContractionSpec, edges: tuple[Edge, Edge]) -> None:
-        self.w, self.at, self.names, self.edges = w, at, names, edges
+        self.w, self.at, self.edges = w, at, edges
         self.t = at.index_type
         self.epilogue = Epilogue(w, at.program, names, at.shape, spec.accumulate, spec.result)
         self._unsigned = spec.accumulate == "uint32"

@@ -154,7 +154,7 @@ def operand_tiles(spec: ContractionSpec) -> OperandTiles:
     _check_elements(spec)
     itemsize = spec.a.operand.dtype.itemsize
     if spec.a.image is not None and not spec.a.image.across and spec.results:
-        return _phased(spec, spec.a.image)
+        return _phased(spec)
     check_limits(spec)
     if spec.a.image is not None and spec.a.image.across:
         return _across(spec)
@@ -178,7 +178,7 @@ def operand_tiles(spec: ContractionSpec) -> OperandTiles:
     return OperandTiles(batch, prod(rows), prod(spec.n), reduction, a, b)
 
 
-def _phased(spec: ContractionSpec, image: Image) -> OperandTiles:
+def _phased(spec: ContractionSpec) -> OperandTiles:
     """Returns the gradient of a strided convolution: a batch is a group and a phase, which has windows and taps of its
     own.
 

@@ -56,10 +56,6 @@ class Dim(Size):
     def __reduce__(self) -> tuple[Any, ...]:
         return Dim, (self.name, self.min, self.max, self.multiple_of)
 
-    def symbol(self, size: int) -> int:
-        """Returns what the symbol of the name stands for where the dimension has a size."""
-        return size // self.multiple_of
-
 
 def generic(near: int, low: int, high: int) -> int:
     """Returns an odd prime within bounds, as near as possible; without one an odd number, and else what is given."""

@@ -70,7 +70,7 @@ def onnx_file(file: str) -> str | None:
     return model[1] if model is not None else None
 
 
-def load_graphs(file: str, dims: Sequence[str] = (), *, known: bool = False) -> list[Graph]:
+def load_graphs(file: str, dims: Sequence[str] | None = None, *, known: bool = False) -> list[Graph]:
     """Returns the graphs, one or more, of ``FILE``, ``FILE:name``, ``MODEL.onnx`` or ``MODEL.onnx:dimension=size,...``.
 
     dims    sizes of dimensions that vary: ``batch=8`` one, ``batch=1..64`` a range, ``batch=8..64:8`` multiples.
@@ -113,10 +113,10 @@ def load_graphs(file: str, dims: Sequence[str] = (), *, known: bool = False) -> 
 # --- sizes that vary
 
 
-def _dims(texts: Sequence[str]) -> dict[str, int]:
+def _dims(texts: Sequence[str] | None) -> dict[str, int]:
     """Parses sizes of dimensions: one, or a range as a Dim.  Raises FileError."""
     found: dict[str, int] = {}
-    for text in texts:
+    for text in texts or ():
         name, _, sizes = text.rpartition("=")
         one = re.fullmatch(r"(\d{1,18})(?:\.\.(\d{1,18})(?::(\d{1,18}))?)?", sizes)
         if not name or one is None:

@@ -49,14 +49,16 @@ def followers(graph: Graph, node: Node) -> Iterator[Node]:
 
 
 def made_of(
-    graph: Graph, tensor: Tensor, operands: Callable[[Node], Sequence[Tensor] | None]
+    graph: Graph,
+    tensors: Iterable[Tensor],
+    operands: Callable[[Node], Sequence[Tensor] | None] = lambda node: node.inputs,
 ) -> dict[Node, Sequence[Tensor]]:
-    """Returns the nodes that make a tensor, each with its operands that were followed further.
+    """Returns the nodes that make tensors, each with its operands that were followed further.
 
     ``operands`` says which these are; nodes for which it gives None are left out, and the search ends there.
     """
     found: dict[Node, Sequence[Tensor]] = {}
-    stack = [tensor]
+    stack = list(tensors)
     while stack:
         node = graph.producer(stack.pop())
         followed = None if node is None or node in found else operands(node)
@@ -180,10 +182,6 @@ class Made(Pattern):
     def when(self, by: Callable[[Found, Node], bool]) -> Made:
         """Returns the same, restricted to nodes for which ``by`` holds, given what was found so far."""
         return replace(self, by=by)
-
-    def once(self) -> Made:
-        """Returns the same, restricted to results with one consumer that are no outputs of the graph."""
-        return self.when(lambda found, node: only_consumer(found.graph, node.output) is not None)
 
     def built(self, found: Found, *outputs: Tensor) -> Node:
         """Returns a node of the pattern's only op, with the tensors that its operands name, and these outputs."""

@@ -38,13 +38,14 @@ softmax(const float* __restrict__ x, float* __restrict__ y, int n) {
   for (int i = 0; i < warps; ++i) largest = fmaxf(largest, partial[i]);
   __syncthreads();
   float sum = 0;
-  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += expf(row[i] - largest);
+  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += __builtin_expf(row[i] - largest);
   for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
   __syncthreads();
   sum = 0;
   for (int i = 0; i < warps; ++i) sum += partial[i];
-  for (int i = threadIdx.x; i < n; i += blockDim.x) y[(long long)blockIdx.x * n + i] = expf(row[i] - largest) / sum;
+  float* to = y + (long long)blockIdx.x * n;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = __builtin_expf(row[i] - largest) / sum;
 }
 
 // launch: grid 1, block 64x1x1, shared 0, loop
@@ -178,11 +179,9 @@ extern "C" __global__ void trap() {
 }
 
 // launch: grid 500, block 64x1x1, shared 0, loop
-extern "C" __global__ void count_atomically(unsigned* total, float* sum, int* largest, double* wide) {
+extern "C" __global__ void count_atomically(unsigned* total, int* largest) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   atomicAdd(total, 1u);
-  atomicAdd(sum, 0.5f);
-  atomicAdd(wide, 0.25);
   atomicMax(largest, i);
 }
 
@@ -190,7 +189,6 @@ extern "C" __global__ void count_atomically(unsigned* total, float* sum, int* la
 extern "C" __global__ void last_block(unsigned* counter, int* done, const int* x, int* y) {
   __shared__ bool last;
   y[blockIdx.x * 64 + threadIdx.x] = x[threadIdx.x];
-  __threadfence();
   if (threadIdx.x == 0) last = atomicAdd(counter, 1u) == gridDim.x - 1;
   __syncthreads();
   if (last && threadIdx.x == 0) atomicAdd(done, 1);
@@ -200,26 +198,19 @@ extern "C" __global__ void last_block(unsigned* counter, int* done, const int* x
 extern "C" __global__ void collectives(int* y) {
   const int t = threadIdx.x, lane = t % 32;
   const unsigned all = 0xffffffffu;
-  int* r = y + t * 16;
+  int* r = y + t * 9;
   r[0] = __shfl_sync(all, t, 3);
   r[1] = __shfl_sync(all, t, 3, 8);
   r[2] = __shfl_up_sync(all, t, 2, 16);
-  r[3] = __shfl_down_sync(all, t, 3, 8);
-  r[4] = __shfl_xor_sync(all, t, 5);
-  r[5] = __shfl_xor_sync(all, t, 16, 8);
-  r[6] = int(__ballot_sync(all, t % 3 == 0));
-  r[7] = __any_sync(all, t == 40);
-  r[8] = __all_sync(all, t >= 32);
-  r[9] = __syncthreads_count(t % 5 == 0);
-  r[10] = __syncthreads_and(t < 64);
-  r[11] = __syncthreads_or(t == 64);
+  r[3] = __shfl_xor_sync(all, t, 5);
+  r[4] = __shfl_xor_sync(all, t, 16, 8);
+  r[5] = int(__ballot_sync(all, t % 3 == 0));
+  r[6] = __all_sync(all, t >= 32);
   const unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;  // the halves do not wait for each other
   int v = t;
   for (int i = 0; i < (lane < 16 ? 3 : 7); ++i) v = __shfl_xor_sync(half, v, 1);
-  r[12] = v;
-  r[13] = int(2 * __shfl_down_sync(all, 0.5 * t, 1));
-  r[14] = __syncthreads_and(t != 9);
-  r[15] = __syncthreads_or(t == 9);
+  r[7] = v;
+  r[8] = int(2 * __shfl_up_sync(all, 0.5 * t, 1));
 }
 
 // launch: grid 1, block 48x1x1, shared 0, fibers
@@ -276,22 +267,13 @@ extern "C" __global__ void indices_of_fibers(unsigned* y) {
 }
 
 // launch: grid 1, block 1x1x1, shared 0, loop
-extern "C" __global__ void integer_intrinsics(const unsigned* x, long long* y) {
+extern "C" __global__ void intrinsics(const unsigned* x, long long* y) {
   const unsigned u = x[0];
-  unsigned word = u;
-  y[0] = __popc(u), y[1] = __clz(int(u)), y[2] = __ffs(int(u)), y[3] = __brev(u), y[4] = __umulhi(u, u);
-  y[5] = __float2int_rn(2.5f), y[6] = __float2int_rz(-3e10f), y[7] = __float2int_rn(__uint_as_float(0x7fc00000u));
-  y[8] = __float2uint_rz(-1.0f), y[9] = __double2ll_rn(1e30), y[10] = __float_as_uint(-2.0f);
-  y[11] = __funnelshift_l(0x80000000u, 1u, 1), y[12] = __funnelshift_r(0x80000000u, 1u, 31);
-  y[13] = atomicCAS(&word, u, 5u), y[14] = word, y[15] = atomicCAS(&word, 6u, 7u), y[16] = word;
-  y[17] = min(-3, 4), y[18] = max(3u, 4u), y[19] = atomicExch(&word, 9u), y[20] = atomicMin(&word, 2u);
-}
-
-// launch: grid 1, block 1x1x1, shared 0, loop
-extern "C" __global__ void float_intrinsics(const float* x, float* y) {
-  y[0] = rsqrtf(x[0]), y[1] = exp(x[0]), y[2] = exp10f(x[0]), y[3] = normcdff(x[0]), y[4] = __saturatef(x[0]);
-  y[5] = fma(x[0], x[0], 1.0f), y[6] = max(x[0], __uint_as_float(0x7fc00000u)), y[7] = isnan(x[0]), y[8] = abs(-x[0]);
-  y[9] = float(pow(double(x[0]), 2.0)), y[10] = __fdividef(1.0f, x[0]), y[11] = cbrt(x[0]);
+  const float nan = __builtin_nanf("");
+  y[0] = __ffs(int(u)), y[1] = __umulhi(u, u), y[2] = __funnelshift_r(0x80000000u, 1u, 31);
+  y[3] = __double2ll_rn(1e30), y[4] = __double2ll_rn(nan), y[5] = __double2ll_rn(-1e30), y[6] = __double2ll_rn(2.5);
+  y[7] = __double_as_longlong(-2.0), y[8] = min(-3, 4), y[9] = max(3u, 4u);
+  y[10] = max(3.0f, nan), y[11] = min(nan, 2.0f);
 }
 
 // launch: grid 8, block 64x1x1, shared 64, fibers

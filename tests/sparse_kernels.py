@@ -19,10 +19,10 @@ def source(element: str) -> KernelSource:
 #include "wgmma.cuh"
 FUSEGRAPH_WGMMA(32)
 
-extern "C" __global__ void NAME(const uint4* from, const uint32* words, float* y) {
+extern "C" __global__ void NAME(const uint64* from, const uint32* words, float* y) {
   FUSEGRAPH_DYNAMIC_SHARED(image);
   const int t = threadIdx.x, row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
-  for (int i = t; i < 8192 / 16; i += blockDim.x) ((uint4*)image)[i] = from[i];
+  for (int i = t; i < 8192 / 8; i += blockDim.x) ((uint64*)image)[i] = from[i];
   fence_async_shared();
   __syncthreads();
   float d[16];

@@ -341,10 +341,10 @@ WGMMA_FRAME = """#include "shared.cuh"
 #include "wgmma.cuh"
 FUSEGRAPH_WGMMA(COLUMNS)
 
-extern "C" __global__ void __launch_bounds__(128) NAME(const uint4* from, const uint32* a, RESULT* y) {
+extern "C" __global__ void __launch_bounds__(128) NAME(const uint64* from, const uint32* a, RESULT* y) {
   FUSEGRAPH_DYNAMIC_SHARED(image);
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-  for (int i = threadIdx.x; i < BYTES / 16; i += 128) ((uint4*)image)[i] = from[i];
+  for (int i = threadIdx.x; i < BYTES / 8; i += 128) ((uint64*)image)[i] = from[i];
   fence_async_shared();
   __syncthreads();
   RESULT d[COLUMNS / 2];READ_A
@@ -387,10 +387,10 @@ PIPELINE_SOURCE = kernel(
 #include "wgmma.cuh"
 FUSEGRAPH_WGMMA(32)
 
-extern "C" __global__ void __launch_bounds__(256) NAME(const uint4* from, float* y) {
+extern "C" __global__ void __launch_bounds__(256) NAME(const uint64* from, float* y) {
   FUSEGRAPH_DYNAMIC_SHARED(image);
   const int t = threadIdx.x % 128, row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-  for (int i = threadIdx.x; i < 40960 / 16; i += 256) ((uint4*)image)[i] = from[i];
+  for (int i = threadIdx.x; i < 40960 / 8; i += 256) ((uint64*)image)[i] = from[i];
   fence_async_shared();
   __syncthreads();
   float d[16];

@@ -103,7 +103,7 @@ def test_a_defect_shows_its_traceback(write, tell, monkeypatch):
     def broken(*args: object, **more: object) -> None:
         raise AssertionError("this cannot be")
 
-    monkeypatch.setattr("fusegraph.cli.explain.planner", broken)
+    monkeypatch.setattr("fusegraph.cli.explain.planning", broken)
     status, told, stderr = tell("explain", write(POINTWISE))
     assert (status, told["error"]["type"]) == (70, "AssertionError")
     assert "Traceback" in stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import signal
 import subprocess
@@ -98,7 +97,7 @@ def test_dynamic_shared_memory(module: CpuModule) -> None:
 
 def test_collectives(module: CpuModule) -> None:
     for order in ("forward", "reverse"):
-        results = np.full((64, 16), -1, np.int32)
+        results = np.full((64, 9), -1, np.int32)
         module.launch("collectives", [results.ctypes.data], order=order)
         t = np.arange(64)
         lane, warp = t % 32, t // 32
@@ -106,19 +105,12 @@ def test_collectives(module: CpuModule) -> None:
             0: 32 * warp + 3,
             1: t // 8 * 8 + 3,
             2: np.where(t % 16 < 2, t, t - 2),
-            3: np.where(t % 8 + 3 < 8, t + 3, t),
-            4: t ^ 5,
-            5: np.where(lane >= 16, t ^ 16, t),  # a later segment gives the lane's own value, an earlier one its own
-            6: np.array([sum(1 << i for i in range(32) if (32 * w + i) % 3 == 0) for w in warp]).astype(np.int32),
-            7: warp,
-            8: warp,
-            9: np.full(64, 13),
-            10: np.ones(64),
-            11: np.zeros(64),
-            12: t ^ 1,
-            13: np.where(lane == 31, t, t + 1),
-            14: np.zeros(64),
-            15: np.ones(64),
+            3: t ^ 5,
+            4: np.where(lane >= 16, t ^ 16, t),  # a later segment gives the lane's own value, an earlier one its own
+            5: np.array([sum(1 << i for i in range(32) if (32 * w + i) % 3 == 0) for w in warp]).astype(np.int32),
+            6: warp,
+            7: t ^ 1,
+            8: np.where(lane == 0, t, t - 1),
         }
         for column, values in expected.items():
             np.testing.assert_array_equal(results[:, column], values, err_msg=f"result {column}, {order}")
@@ -144,21 +136,11 @@ def test_wait_until(module: CpuModule) -> None:
         assert (y == 7).all()
 
 
-def test_integer_intrinsics(module: CpuModule) -> None:
-    x, y = np.array([0x00F12340], np.uint32), np.zeros(21, np.int64)
-    module.launch("integer_intrinsics", [x.ctypes.data, y.ctypes.data])
+def test_intrinsics(module: CpuModule) -> None:
+    x, y = np.array([0x00F12340], np.uint32), np.zeros(12, np.int64)
+    module.launch("intrinsics", [x.ctypes.data, y.ctypes.data])
     u = int(x[0])
-    expected = [u.bit_count(), 8, 7, int(f"{u:032b}"[::-1], 2), u * u >> 32]
-    expected += [2, -(2**31), 0, 0, 2**63 - 1, 0xC0000000, 3, 3]
-    expected += [u, 5, 5, 5, -3, 4, 5, 9]
-    assert y.tolist() == expected
-
-
-def test_float_intrinsics(module: CpuModule) -> None:
-    x, y = np.array([1.75], np.float32), np.zeros(12, np.float32)
-    module.launch("float_intrinsics", [x.ctypes.data, y.ctypes.data])
-    expected = [1.75**-0.5, math.exp(1.75), 10**1.75, math.erfc(-1.75 / 2**0.5) / 2, 1, 1.75**2 + 1, 1.75, 0, 1.75]
-    np.testing.assert_allclose(y, [*expected, 1.75**2, 1 / 1.75, 1.75 ** (1 / 3)], rtol=2e-7)
+    assert y.tolist() == [7, u * u >> 32, 3, 2**63 - 1, 0, -(2**63), 2, -(2**62), -3, 4, 3, 2]
 
 
 def test_alignment_of_shared_variables(module: CpuModule) -> None:
@@ -169,9 +151,8 @@ def test_alignment_of_shared_variables(module: CpuModule) -> None:
 
 def test_atomics_over_blocks(module: CpuModule) -> None:
     total, largest = np.zeros(1, np.uint32), np.full(1, -5, np.int32)
-    sums, double = np.zeros(1, np.float32), np.zeros(1, np.float64)
-    module.launch("count_atomically", [a.ctypes.data for a in (total, sums, largest, double)])
-    assert (total[0], sums[0], largest[0], double[0]) == (32000, 16000.0, 31999, 8000.0)
+    module.launch("count_atomically", [a.ctypes.data for a in (total, largest)])
+    assert (total[0], largest[0]) == (32000, 31999)
 
 
 def test_last_block_is_one(module: CpuModule) -> None:

@@ -26,11 +26,11 @@ MISUSES = kernel(
 FUSEGRAPH_WGMMA(8)
 FUSEGRAPH_WGMMA(16)
 
-extern "C" __global__ void NAME(const uint4* from, float* y, int wrong) {
+extern "C" __global__ void NAME(const uint64* from, float* y, int wrong) {
   FUSEGRAPH_DYNAMIC_SHARED(image);
   __shared__ __align__(1024) unsigned char variable[1024];
   const int t = threadIdx.x, row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
-  for (int i = t; i < 9216 / 16; i += blockDim.x) ((uint4*)image)[i] = from[i];
+  for (int i = t; i < 9216 / 8; i += blockDim.x) ((uint64*)image)[i] = from[i];
   if (wrong != 1) fence_async_shared();
   __syncthreads();
   float d[4] = {}, wide[8] = {};

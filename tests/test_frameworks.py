@@ -299,25 +299,8 @@ def test_cupy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert frameworks.reader("cupy", arguments(CPU), CPU)((a, b, c), 0) is None
 
 
-@pytest.mark.parametrize("with_device", [True, False])
-def test_cupy_streams(monkeypatch: pytest.MonkeyPatch, with_device: bool) -> None:
-    """Whether or not get_current_stream can be asked about a device."""
-    now = [0]
-
-    class OnDevice:
-        def __init__(self, index: int) -> None:
-            self.index = index
-
-        def __enter__(self) -> None:
-            now.append(self.index)
-
-        def __exit__(self, *_: object) -> None:
-            now.pop()
-
-    def of_device(index: int = -1) -> Any:
-        return types.SimpleNamespace(ptr=100 + (now[-1] if index < 0 else index))
-
-    cuda = types.SimpleNamespace(Device=OnDevice, get_current_stream=of_device if with_device else lambda: of_device())
+def test_cupy_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = types.SimpleNamespace(get_current_stream=lambda index: types.SimpleNamespace(ptr=100 + index))
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     monkeypatch.setattr("fusegraph.runtime.streams._queries", {})
     query = stream_query("cupy")

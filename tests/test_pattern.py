@@ -6,7 +6,7 @@ import pytest
 
 import fusegraph as fg
 from codegen.declined import Declined
-from fusegraph.pattern import Found, op, repeated
+from fusegraph.pattern import Found, only_consumer, op, repeated
 
 
 def graph() -> tuple[fg.Graph, fg.Tensor, fg.Tensor]:
@@ -53,7 +53,7 @@ def test_consumers_and_reasons() -> None:
     g, a, b = graph()
     inner = g.exp(a)
     total = inner + b
-    once = op.add(op.exp("x").once(), ...)
+    once = op.add(op.exp("x").when(lambda found, node: only_consumer(found.graph, node.output) is not None), ...)
     assert once.match(g, total) is not None
     (onwards,) = Found(g, {"x": a}).onwards("x", once, 2)
     assert onwards.nodes[0].output is total

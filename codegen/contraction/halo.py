@@ -94,12 +94,7 @@ class Renderer:
                 with w.block("", when=len(at.phases) > 1):
                     self._phase(number, phase)
         return w.source(
-            self.space.program,
-            details,
-            blocks=self.blocks,
-            threads=s.threads,
-            barriers=True,
-            blocks_per_sm=s.resident,
+            self.space.program, details, blocks=self.blocks, threads=s.threads, barriers=True, blocks_per_sm=s.resident
         )
 
     def _phase(self, number: int, phase: Phase) -> None:
@@ -279,23 +274,26 @@ class Renderer:
 
     # ---- products
 
-    def _windows(self) -> None:
+    def _windows(self, ctype: str = "int") -> None:
         """Writes where the windows of a thread's two rows of each fragment begin, in the part of the image."""
-        w, s, x, at = self.w, self.s, self.x, self.at
-        pitch, whole = x.reads[0], at.width % STEP == 0
+        w, x = self.w, self.x
         w.line()
         w.line(f"const int first = t / 32 * {x.own * FRAGMENT_ROWS};  // of the warp's positions")
-        w.line(f"int window[{x.own}][2];")
+        w.line(f"{ctype} window[{x.own}][2];")
         with w.unrolled(f"for (int i = 0; i < {2 * x.own}; ++i)"):
             place = f"first + lane / 4 + i * {FRAGMENT_ROWS // 2}"
-            ragged = x.own * FRAGMENT_ROWS * s.warps > x.positions
+            ragged = x.own * FRAGMENT_ROWS * self.s.warps > x.positions
             w.line(f"const int r = {f'min({place}, {x.positions - 1})' if ragged else place};")
-            terms = []
-            for d, size in enumerate(s.tile):
-                step = prod(x.under[d + 1 :]) * (at.stride[d - 1] if d else 1)
-                terms += [(f"({coordinate('r', s.tile, d)})", step)] if size > 1 else []
-            lane = [("lane % 4", CHUNK)] if whole else []
-            w.line(f"window[i / 2][i % 2] = {linear([(f'({linear(terms)})', pitch), *lane])};")
+            w.line(f"window[i / 2][i % 2] = {self._window()};")
+
+    def _window(self) -> str:
+        """Returns where the window of position ``r`` begins, as an offset."""
+        x, at, tile, terms = self.x, self.at, self.s.tile, []
+        for d, size in enumerate(tile):
+            step = prod(x.under[d + 1 :]) * (at.stride[d - 1] if d else 1)
+            terms += [(f"({coordinate('r', tile, d)})", step)] if size > 1 else []
+        lane = [("lane % 4", CHUNK)] if at.width % STEP == 0 else []
+        return linear([(f"({linear(terms)})", x.reads[0]), *lane])
 
     def _reach(self, phase: Phase) -> None:
         """Writes the function that returns how far from a window's begin a chunk of the reduction lies."""

@@ -60,12 +60,7 @@ def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
         return None
     new = [s[:nb] + s[nb + nr :] + r for s, r in zip(every, over)]
     return changed(
-        spec,
-        m=spec.n,
-        n=rows,
-        a=b,
-        b=a.stepped(batch, over[len(every) :], inner),
-        program=restrided(program, new),
+        spec, m=spec.n, n=rows, a=b, b=a.stepped(batch, over[len(every) :], inner), program=restrided(program, new)
     )
 
 

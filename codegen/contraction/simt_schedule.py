@@ -195,13 +195,7 @@ def combined(spec: ContractionSpec, tile: Tile) -> Buffer:
 
 
 def _cycles(
-    target: Target,
-    tile: Tile,
-    sizes: Sizes,
-    products: int,
-    ctype: str,
-    scattered: bool = False,
-    share: float = 1.0,
+    target: Target, tile: Tile, sizes: Sizes, products: int, ctype: str, scattered: bool = False, share: float = 1.0
 ) -> float:
     """Returns the cycles that products of these sizes are estimated to take in tiles that come through registers.
 

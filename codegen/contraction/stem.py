@@ -18,7 +18,7 @@ from textwrap import wrap
 from codegen.bf16x6 import LARGE, SMALL
 from codegen.buffers import VECTORS, every
 from codegen.contraction.halo import Renderer
-from codegen.contraction.halo_schedule import CHUNK, DIMS, FRAGMENT_COLS, FRAGMENT_ROWS, STEP, Phase
+from codegen.contraction.halo_schedule import CHUNK, DIMS, FRAGMENT_COLS, STEP, Phase
 from codegen.contraction.stem_schedule import TOGETHER, WORD, WORDS, StemSchedule, StemTile
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.spec import ContractionSpec, KernelSource
@@ -178,19 +178,13 @@ class _Stem(Renderer):
 
     # ---- products
 
-    def _windows(self) -> None:
-        """Writes where the windows of a thread's two rows of each fragment begin."""
-        w, s, x = self.w, self.s, self.x
-        w.line()
-        w.line(f"const int first = t / 32 * {x.own * FRAGMENT_ROWS};  // of the warp's positions")
-        w.line(f"const unsigned char* window[{x.own}][2];")
-        with w.unrolled(f"for (int i = 0; i < {2 * x.own}; ++i)"):
-            place = f"first + lane / 4 + i * {FRAGMENT_ROWS // 2}"
-            ragged = x.own * FRAGMENT_ROWS * s.warps > x.positions
-            w.line(f"const int r = {f'min({place}, {x.positions - 1})' if ragged else place};")
-            steps = x.strides(x.reads[0])
-            terms = [(f"({coordinate('r', s.tile, d)})", steps[d]) for d, size in enumerate(s.tile) if size > 1]
-            w.line(f"window[i / 2][i % 2] = {linear([('shared.image[0][0]', 1), *terms])};")
+    def _windows(self, ctype: str = "const unsigned char*") -> None:
+        super()._windows(ctype)
+
+    def _window(self) -> str:
+        tile, steps = self.s.tile, self.x.strides(self.x.reads[0])
+        terms = [(f"({coordinate('r', tile, d)})", steps[d]) for d, size in enumerate(tile) if size > 1]
+        return linear([("shared.image[0][0]", 1), *terms])
 
     def _reach(self, phase: Phase) -> None:
         """Writes nothing: places are read from a table."""

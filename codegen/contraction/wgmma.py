@@ -17,14 +17,7 @@ from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
 from codegen.contraction.wgmma_consumer import Turns, consumer, main_loop
 from codegen.contraction.wgmma_layout import GROUP, Layout, WgmmaSchedule
-from codegen.contraction.wgmma_loads import (
-    GRID_CONSTANT,
-    Loads,
-    MappedWriter,
-    OperandWriter,
-    Parameter,
-    SparseWriter,
-)
+from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, MappedWriter, OperandWriter, Parameter, SparseWriter
 from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_producer import FilledWriter, GatheredWriter, producer
 from codegen.contraction.wgmma_results import results

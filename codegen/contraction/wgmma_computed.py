@@ -36,7 +36,7 @@ class OperandAWriter(OperandWriter):
 
     def __init__(self, loads: Loads, operand: ComputedOperand, prologue: Prologue) -> None:
         block, names = loads.block, loads.w.names
-        self.t, self.s, self.parts = block.t, block.s, block.parts
+        self.t, self.parts = block.t, block.parts
         self._repeated, self.operand, self.prologue = loads.repeated, operand, prologue
         tensors, s, brought = operand.gather.operands, block.s, {b.load: b for b in operand.brought}
         #: C names of the stages of what TMA brings, by the tensor's number

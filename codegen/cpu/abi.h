@@ -38,7 +38,6 @@ struct Thread {
 
     int state;
     unsigned int detail[2];   // mask of the warp meeting, or id and count of the barrier
-    unsigned int result;
     Where where;
     bool (*ready)(void*);
     void* ready_context;
@@ -95,8 +94,8 @@ struct Copy {
 using Complete = void (*)(Thread* first_lane, unsigned int mask);
 
 struct Runtime {
-    // Adds `value`, waits until `count` threads have arrived at barrier `id`, returns the sum of their values.
-    unsigned int (*barrier_sync)(Thread*, unsigned id, unsigned count, unsigned value, const Where&);
+    // Waits until `count` threads have arrived at barrier `id`.
+    void (*barrier_sync)(Thread*, unsigned id, unsigned count, const Where&);
     // Counts as an arrival and does not wait.
     void (*barrier_arrive)(Thread*, unsigned id, unsigned count, const Where&);
     // Waits until all lanes of `mask` have arrived with this mask and this `complete` (nullptr: only wait).

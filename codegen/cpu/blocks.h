@@ -16,7 +16,7 @@ constexpr unsigned kWarpSize = 32, kMostWarps = 32, kBarriers = 16;
 class Worker;
 
 struct NamedBarrier {
-    unsigned count, arrived, sum;
+    unsigned count, arrived;
     unsigned waiting[kMostWarps];  // lanes, by warp
 };
 

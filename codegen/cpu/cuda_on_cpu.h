@@ -6,13 +6,10 @@
 
 #define __global__
 #define __device__
-#define __host__
-#define __constant__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
 
 // A block runs on one host thread, so "per host thread" is "per block".  The compiler gathers these variables in the
@@ -50,18 +47,11 @@ inline void check_aligned(const volatile void* address, unsigned bytes, const ch
 #define blockIdx (fusegraph_cpu::block_index())
 #define blockDim (fusegraph_cpu::block_dim())
 #define gridDim (fusegraph_cpu::grid_dim())
-#define warpSize 32
 
 #define FUSEGRAPH_DYNAMIC_SHARED(name) unsigned char* const name = fusegraph_cpu::dynamic_shared()
 
 inline void __trap() { fusegraph_cpu::current->block->runtime->fail(fusegraph_cpu::current, "__trap()"); }
 
-template <typename T>
-inline T __ldg(const T* address) {
-    return *address;
-}
-
 #include "atomics_on_cpu.h"
 #include "math_on_cpu.h"
 #include "sync_on_cpu.h"
-#include "vectors_on_cpu.h"

@@ -19,8 +19,8 @@ namespace fusegraph_cpu {
 
 namespace {
 
-unsigned runtime_barrier_sync(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where) {
-    return Worker::of(self)->barrier_sync(self, id, count, value, where);
+void runtime_barrier_sync(Thread* self, unsigned id, unsigned count, const Where& where) {
+    Worker::of(self)->barrier_sync(self, id, count, where);
 }
 
 void runtime_barrier_arrive(Thread* self, unsigned id, unsigned count, const Where& where) {

@@ -122,7 +122,7 @@ inline void Worker::require_fibers(Thread* self, const Where& where) {
 }
 
 // Counts an arrival.  True when it was the last: all waiting threads are then runnable.
-inline bool Worker::arrive(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where) {
+inline bool Worker::arrive(Thread* self, unsigned id, unsigned count, const Where& where) {
     require_fibers(self, where);
     if (id >= kBarriers)
         fail_format(self, nullptr, "%s at %s:%d: barrier %u; a block has %u", where.what, where.file, where.line, id,
@@ -136,26 +136,21 @@ inline bool Worker::arrive(Thread* self, unsigned id, unsigned count, unsigned v
     else if (barrier.count != count)
         fail_format(self, nullptr, "%s at %s:%d: barrier %u is for %u threads here and for %u where others wait",
                     where.what, where.file, where.line, id, count, barrier.count);
-    barrier.sum += value;
     return ++barrier.arrived == count;
 }
 
-inline unsigned Worker::barrier_sync(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where) {
-    const bool last = arrive(self, id, count, value, where);
+inline void Worker::barrier_sync(Thread* self, unsigned id, unsigned count, const Where& where) {
+    const bool last = arrive(self, id, count, where);
     NamedBarrier& barrier = state_of(self).barriers[id];
     barrier.waiting[self->warp] |= 1u << self->lane;
     if (!last) {
         wait(self, kInBarrier, where, id, count);
-        return self->result;
+        return;
     }
     BlockState& block = state_of(self);
-    const unsigned sum = barrier.sum, first = first_of(barrier.waiting, reverse());
-    for (unsigned warp = 0; warp < warps_a_block_; ++warp)
-        for (unsigned lanes = barrier.waiting[warp]; lanes; lanes &= lanes - 1)
-            block.threads[warp * kWarpSize + __builtin_ctz(lanes)].result = sum;
+    const unsigned first = first_of(barrier.waiting, reverse());
     wake(block, barrier);
     resume(self, block.first + first);
-    return self->result;
 }
 
 // All that wait at the barrier can go on; it starts anew.
@@ -166,7 +161,7 @@ inline void Worker::wake(BlockState& block, NamedBarrier& barrier) {
 }
 
 inline void Worker::barrier_arrive(Thread* self, unsigned id, unsigned count, const Where& where) {
-    if (arrive(self, id, count, 0, where)) wake(state_of(self), state_of(self).barriers[id]);
+    if (arrive(self, id, count, where)) wake(state_of(self), state_of(self).barriers[id]);
 }
 
 inline void Worker::meet(Thread* self, unsigned mask, void* operand, Complete complete, const Where& where) {

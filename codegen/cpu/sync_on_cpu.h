@@ -8,13 +8,9 @@
 
 namespace fusegraph_cpu {
 
-inline unsigned barrier(unsigned id, unsigned count, unsigned value, const char* what, const char* file, int line) {
-    return current->block->runtime->barrier_sync(current, id, count, value, Where{what, file, line});
-}
-
 // bar.sync id, count; and bar.arrive: what device headers call for named barriers.
 inline void named_barrier_sync(unsigned id, unsigned count, FUSEGRAPH_WHERE) {
-    barrier(id, count, 0, "bar.sync", file, line);
+    current->block->runtime->barrier_sync(current, id, count, Where{"bar.sync", file, line});
 }
 
 inline void named_barrier_arrive(unsigned id, unsigned count, FUSEGRAPH_WHERE) {
@@ -78,30 +74,13 @@ inline unsigned vote(unsigned mask, bool predicate, const char* what, const char
 }  // namespace fusegraph_cpu
 
 inline void __syncthreads(FUSEGRAPH_WHERE) {
-    fusegraph_cpu::barrier(0, fusegraph_cpu::current->block->thread_count, 0, "__syncthreads", file, line);
-}
-
-inline int __syncthreads_count(int predicate, FUSEGRAPH_WHERE) {
-    return int(fusegraph_cpu::barrier(0, fusegraph_cpu::current->block->thread_count, predicate != 0,
-                                      "__syncthreads_count", file, line));
-}
-
-inline int __syncthreads_and(int predicate, FUSEGRAPH_WHERE) {
-    const unsigned count = fusegraph_cpu::current->block->thread_count;
-    return fusegraph_cpu::barrier(0, count, predicate != 0, "__syncthreads_and", file, line) == count;
-}
-
-inline int __syncthreads_or(int predicate, FUSEGRAPH_WHERE) {
-    return fusegraph_cpu::barrier(0, fusegraph_cpu::current->block->thread_count, predicate != 0, "__syncthreads_or",
-                                  file, line) != 0;
+    const fusegraph_cpu::Block* const block = fusegraph_cpu::current->block;
+    block->runtime->barrier_sync(fusegraph_cpu::current, 0, block->thread_count, {"__syncthreads", file, line});
 }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, FUSEGRAPH_WHERE) {
     fusegraph_cpu::meet(mask, nullptr, nullptr, "__syncwarp", file, line);
 }
-
-// Lanes are never converged here but where they meet: each sees itself alone, which CUDA allows.
-inline unsigned __activemask() { return 1u << fusegraph_cpu::current->lane; }
 
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, FUSEGRAPH_WHERE) {
@@ -123,19 +102,8 @@ inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, 
     return fusegraph_cpu::shuffle(mask, value, offset < delta ? lane : lane - delta, "__shfl_up_sync", file, line);
 }
 
-template <typename T>
-inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, FUSEGRAPH_WHERE) {
-    const unsigned lane = fusegraph_cpu::current->lane, offset = lane & unsigned(width - 1);
-    const bool inside = delta < unsigned(width) - offset;
-    return fusegraph_cpu::shuffle(mask, value, inside ? lane + delta : lane, "__shfl_down_sync", file, line);
-}
-
 inline unsigned __ballot_sync(unsigned mask, int predicate, FUSEGRAPH_WHERE) {
     return fusegraph_cpu::vote(mask, predicate != 0, "__ballot_sync", file, line);
-}
-
-inline int __any_sync(unsigned mask, int predicate, FUSEGRAPH_WHERE) {
-    return fusegraph_cpu::vote(mask, predicate != 0, "__any_sync", file, line) != 0;
 }
 
 inline int __all_sync(unsigned mask, int predicate, FUSEGRAPH_WHERE) {

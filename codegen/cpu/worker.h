@@ -75,7 +75,7 @@ class Worker {
     void run();
 
     // The scheduler, called by threads of the running blocks.
-    unsigned barrier_sync(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where);
+    void barrier_sync(Thread* self, unsigned id, unsigned count, const Where& where);
     void barrier_arrive(Thread* self, unsigned id, unsigned count, const Where& where);
     void meet(Thread* self, unsigned mask, void* operand, Complete complete, const Where& where);
     void meet_warpgroup(Thread* self, void* operand, Complete complete, const Where& where);
@@ -145,7 +145,7 @@ class Worker {
     bool next_runnable(unsigned from, unsigned& next, bool late = false);
     static unsigned first_of(const unsigned* lanes_by_warp, bool reverse);
     void wait(Thread* self, State state, const Where& where, unsigned detail0, unsigned detail1);
-    bool arrive(Thread* self, unsigned id, unsigned count, unsigned value, const Where& where);
+    bool arrive(Thread* self, unsigned id, unsigned count, const Where& where);
     void wake(BlockState& block, NamedBarrier& barrier);
     void poll_waiting();
     void exit_thread(Thread* self);

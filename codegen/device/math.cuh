@@ -154,6 +154,13 @@ __device__ __forceinline__ double select_less(double a, double b, double yes, do
 // Polynomials and quotients are fitted to the least maximum of the relative error, their coefficients rounded one after
 // another and the rest fitted again.
 
+// The value of a polynomial of x, whose coefficients are given from that of the highest power on.
+__device__ __forceinline__ float polynomial(float, float last) { return last; }
+template <class... Rest>
+__device__ __forceinline__ float polynomial(float x, float first, float second, Rest... rest) {
+  return polynomial(x, fma(first, x, second), rest...);
+}
+
 #ifdef APPROXIMATE_MATH
 }  // namespace math
 #include "math_approximate.cuh"
@@ -171,11 +178,7 @@ __device__ __forceinline__ float expm1_negative(float x) {
   const float low = maximum(x, -32.0f);  // where the result is -1
   const float shifted = fma(low, 1.44269504f, 12582912.0f), n = shifted - 12582912.0f;
   const float f = fma(n, 1.90465421e-9f, fma(n, -0.693147182f, low));
-  float p = 0.00138825225f;
-  p = fma(p, f, 0.00836651959f);
-  p = fma(p, f, 0.0416672006f);
-  p = fma(p, f, 0.166665435f);
-  p = fma(p, f, 0.49999997f);
+  float p = polynomial(f, 0.00138825225f, 0.00836651959f, 0.0416672006f, 0.166665435f, 0.49999997f);
   p = fma(f * f, p, f);
   const float power = bits_float((float_bits(shifted) << 23) + 0x3f800000u);
   return copysign(fma(p, power, power - 1), x);
@@ -183,19 +186,13 @@ __device__ __forceinline__ float expm1_negative(float x) {
 // log(1 + exp(x)) for x <= 0: with e = exp(x), twice the series of artanh(e / (2 + e)).
 __device__ __forceinline__ float log1p_exp(float x) {
   const float e = exp(x), s = e * fast_reciprocal(2 + e), square = s * s;
-  float p = 0.28011945f;
-  p = fma(p, square, 0.280018151f);
-  p = fma(p, square, 0.400215268f);
-  p = fma(p, square, 0.666664183f);
+  const float p = polynomial(square, 0.28011945f, 0.280018151f, 0.400215268f, 0.666664183f);
   return fma(s * square, p, 2 * s);
 }
 // A polynomial near 0, 1 - 2 / (1 + exp(2 |x|)) elsewhere.
 __device__ __forceinline__ float tanh(float x) {
   const float square = x * x;
-  float p = 0.0164376106f;
-  p = fma(p, square, -0.0526718311f);
-  p = fma(p, square, 0.133207247f);
-  p = fma(p, square, -0.333329469f);
+  const float p = polynomial(square, 0.0164376106f, -0.0526718311f, 0.133207247f, -0.333329469f);
   const float near_zero = fma(x * square, p, x);
   const float r = fast_reciprocal(1 + fast_exp2(2.88539008f * abs(x)));
   return copysign(select_less(abs(x), 0.55f, near_zero, fma(-2.0f, r, 1.0f)), x);  // -0 too
@@ -203,20 +200,11 @@ __device__ __forceinline__ float tanh(float x) {
 // A polynomial near 0, elsewhere 1 - erfc(|x|), whose logarithm is a polynomial.
 __device__ __forceinline__ float erf(float x) {
   const float square = x * x;
-  float p = 0.00461861119f;
-  p = fma(p, square, -0.02670892f);
-  p = fma(p, square, 0.11282102f);
-  p = fma(p, square, -0.376125753f);
-  p = fma(p, square, 0.128379166f);
+  const float p = polynomial(square, 0.00461861119f, -0.02670892f, 0.11282102f, -0.376125753f, 0.128379166f);
   const float near_zero = fma(x, p, x);
   const float a = minimum(abs(x), 4.0f);  // where the result is 1
-  float q = 3.22234497e-4f;
-  q = fma(q, a, -4.75307321e-3f);
-  q = fma(q, a, 3.34122106e-2f);
-  q = fma(q, a, -0.152530298f);
-  q = fma(q, a, -0.916532755f);
-  q = fma(q, a, -1.62838554f);
-  q = fma(q, a, 5.05422177e-5f);
+  const float q = polynomial(a, 3.22234497e-4f, -4.75307321e-3f, 3.34122106e-2f, -0.152530298f, -0.916532755f,
+                             -1.62838554f, 5.05422177e-5f);
   return select_less(abs(x), 0.55f, near_zero, copysign(1 - fast_exp2(q), x));
 }
 #endif
@@ -298,16 +286,8 @@ __device__ __forceinline__ float gaussian(float x) {
 // that `scale` is rounded.  Far out n is small beside the other term, and the rounding errors of m cancel.
 __device__ __forceinline__ float normal_cdf(float x) {
   const float a = C_LIBRARY(fminf)(abs(x), 15.0f);
-  float m = 8.25080834e-3f;
-  m = fma(m, a, 8.16389769e-2f);
-  m = fma(m, a, 0.367997676f);
-  m = fma(m, a, 0.879396856f);
-  m = fma(m, a, 1.0f);
-  float n = 7.4073082e-6f;
-  n = fma(n, a, 2.04453375e-2f);
-  n = fma(n, a, 0.208224192f);
-  n = fma(n, a, 0.847934663f);
-  n = fma(n, a, 2.0f);
+  const float m = polynomial(a, 8.25080834e-3f, 8.16389769e-2f, 0.367997676f, 0.879396856f, 1.0f);
+  const float n = polynomial(a, 7.4073082e-6f, 2.04453375e-2f, 0.208224192f, 0.847934663f, 2.0f);
   const float tail = gaussian(x) * (m * fast_reciprocal(fma(2.50662827f * a, m, n)));
   return x < 0 ? tail : 1 - tail;
 }

@@ -57,13 +57,9 @@ __device__ __forceinline__ float tanh(float x) {
 // As the exact one with shorter polynomials, error 104u.
 __device__ __forceinline__ float erf(float x) {
   const float square = x * x, a = abs(x);
-  const float near_zero = x * fma(fma(0.105010375f, square, -0.375537306f), square, 1.12837255f);
-  float q = -2.54951091e-3f;
-  q = fma(q, a, 2.74982583e-2f);
-  q = fma(q, a, -0.144563749f);
-  q = fma(q, a, -0.922216177f);
-  q = fma(q, a, -1.62634563f);
-  q = fma(q, a, -2.38204739e-4f);
+  const float near_zero = x * polynomial(square, 0.105010375f, -0.375537306f, 1.12837255f);
+  const float q = polynomial(a, -2.54951091e-3f, 2.74982583e-2f, -0.144563749f, -0.922216177f, -1.62634563f,
+                             -2.38204739e-4f);
   return select_less(a, 0.45f, near_zero, copysign(1 - fast_exp2(q), x));
 }
 // error (8 + 2 |x|) u for x < 0, 8u for x > 0
@@ -84,16 +80,8 @@ __device__ __forceinline__ float gaussian(float x) { return fast_exp2(-0.7213475
 // logarithm.
 __device__ __forceinline__ float normal_cdf(float x) {
   const float a = abs(x);
-  float q = -1.94310545e-9f;
-  q = fma(q, a, 1.41208446e-7f);
-  q = fma(q, a, -4.51765982e-6f);
-  q = fma(q, a, 8.42224399e-5f);
-  q = fma(q, a, -1.02444156e-3f);
-  q = fma(q, a, 8.67896806e-3f);
-  q = fma(q, a, -5.39782979e-2f);
-  q = fma(q, a, -0.458774298f);
-  q = fma(q, a, -1.15098453f);
-  q = fma(q, a, -1.0000304f);
+  const float q = polynomial(a, -1.94310545e-9f, 1.41208446e-7f, -4.51765982e-6f, 8.42224399e-5f, -1.02444156e-3f,
+                             8.67896806e-3f, -5.39782979e-2f, -0.458774298f, -1.15098453f, -1.0000304f);
   const float tail = fast_exp2(q);
   return x < 0 ? tail : 1 - tail;
 }

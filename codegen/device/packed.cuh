@@ -13,8 +13,7 @@ struct PairOf;
 // The sum of two doubles rounded to odd: rounding that to 16 bits is rounding the exact sum.
 inline double add_to_odd(double a, double b) {
     const double sum = a + b, of_b = sum - a, error = (a - (sum - of_b)) + (b - of_b);
-    uint64 bits;
-    __builtin_memcpy(&bits, &sum, 8);
+    uint64 bits = reinterpret<uint64>(sum);
     if (!(sum - sum == 0) || error == 0 || bits & 1) return sum;
     bits += (error > 0) == (sum > 0) ? 1 : -1;
     return bits_double(bits);

@@ -35,13 +35,7 @@ __device__ __forceinline__ uint32 key(float x) {
     return magnitude == 0 ? sign : bits & sign ? ~bits : bits | sign;
 }
 __device__ __forceinline__ uint64 key(double x) {
-#ifdef FUSEGRAPH_CPU
-    uint64 bits;
-    __builtin_memcpy(&bits, &x, 8);
-#else
-    const uint64 bits = uint64(__double_as_longlong(x));
-#endif
-    const uint64 sign = 1ull << 63, magnitude = bits & ~sign;
+    const uint64 bits = uint64(__double_as_longlong(x)), sign = 1ull << 63, magnitude = bits & ~sign;
     if (magnitude > 0x7ffull << 52) return ~0ull;
     return magnitude == 0 ? sign : bits & sign ? ~bits : bits | sign;
 }

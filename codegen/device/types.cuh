@@ -51,22 +51,21 @@ struct float8_e5m2fnuz {  // largest 57344
   uint8 bits;
 };
 
+// The number of a storage type that has the bits of another, of the same size.
+template <class To, class From>
+__device__ __forceinline__ To reinterpret(From x) {
+  static_assert(sizeof(To) == sizeof(From), "numbers of one size");
+  union {
+    From from;
+    To to;
+  } bits = {x};
+  return bits.to;
+}
+
 #ifdef FUSEGRAPH_CPU
-__device__ __forceinline__ uint32 float_bits(float x) {
-  uint32 bits;
-  __builtin_memcpy(&bits, &x, 4);
-  return bits;
-}
-__device__ __forceinline__ float bits_float(uint32 bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-__device__ __forceinline__ double bits_double(uint64 bits) {
-  double x;
-  __builtin_memcpy(&x, &bits, 8);
-  return x;
-}
+__device__ __forceinline__ uint32 float_bits(float x) { return reinterpret<uint32>(x); }
+__device__ __forceinline__ float bits_float(uint32 bits) { return reinterpret<float>(bits); }
+__device__ __forceinline__ double bits_double(uint64 bits) { return reinterpret<double>(bits); }
 #else
 __device__ __forceinline__ uint32 float_bits(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float bits_float(uint32 bits) { return __uint_as_float(bits); }
@@ -124,17 +123,8 @@ __device__ __forceinline__ float widen_fnuz(uint32 bits) {
 }
 __device__ __forceinline__ float widen(float8_e4m3fnuz x) { return widen_fnuz<3, 8>(x.bits); }
 __device__ __forceinline__ float widen(float8_e5m2fnuz x) { return widen_fnuz<2, 16>(x.bits); }
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ double widen(double x) { return x; }
-__device__ __forceinline__ int8 widen(int8 x) { return x; }
-__device__ __forceinline__ uint8 widen(uint8 x) { return x; }
-__device__ __forceinline__ int16 widen(int16 x) { return x; }
-__device__ __forceinline__ uint16 widen(uint16 x) { return x; }
-__device__ __forceinline__ int32 widen(int32 x) { return x; }
-__device__ __forceinline__ uint32 widen(uint32 x) { return x; }
-__device__ __forceinline__ int64 widen(int64 x) { return x; }
-__device__ __forceinline__ uint64 widen(uint64 x) { return x; }
-__device__ __forceinline__ bool widen(bool x) { return x; }
+template <class T>
+__device__ __forceinline__ T widen(T x) { return x; }
 
 // ---- float -> narrower float ----
 
@@ -249,13 +239,12 @@ __device__ __forceinline__ float round_to_odd(Wide magnitude) {
   if (back != magnitude && !(bits & 1u)) bits += magnitude > back ? 1u : ~0u;
   return bits_float(bits);
 }
-__device__ __forceinline__ float narrow(float x) { return x; }
+template <class Exact>
+__device__ __forceinline__ float narrow(Exact x) {
+  static_assert(sizeof(Exact) <= 2 || Exact(0.5f) != Exact(0), "every value is a float");
+  return x;
+}
 __device__ __forceinline__ float narrow(double x) { return x < 0 ? -round_to_odd(-x) : round_to_odd(x); }
-__device__ __forceinline__ float narrow(int8 x) { return x; }
-__device__ __forceinline__ float narrow(uint8 x) { return x; }
-__device__ __forceinline__ float narrow(int16 x) { return x; }
-__device__ __forceinline__ float narrow(uint16 x) { return x; }
-__device__ __forceinline__ float narrow(bool x) { return x; }
 __device__ __forceinline__ float narrow(uint32 x) { return round_to_odd(x); }
 __device__ __forceinline__ float narrow(uint64 x) { return round_to_odd(x); }
 __device__ __forceinline__ float narrow(int32 x) {
@@ -299,36 +288,19 @@ __device__ __forceinline__ uint64 truncate_uint64(double x) {
   return x >= 0x1p64 ? ~uint64(0) : uint64(x);
 }
 #else  // cvt.rzi saturates; what it makes of NaN depends on the widths
-__device__ __forceinline__ int32 truncate_int32(float x) {
-  int32 y;
-  asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return x != x ? 0 : y;
-}
-__device__ __forceinline__ int32 truncate_int32(double x) {
-  int32 y;
-  asm("cvt.rzi.s32.f64 %0, %1;" : "=r"(y) : "d"(x));
-  return x != x ? 0 : y;
-}
-__device__ __forceinline__ int64 truncate_int64(float x) {
-  int64 y;
-  asm("cvt.rzi.s64.f32 %0, %1;" : "=l"(y) : "f"(x));
-  return x != x ? 0 : y;
-}
-__device__ __forceinline__ int64 truncate_int64(double x) {
-  int64 y;
-  asm("cvt.rzi.s64.f64 %0, %1;" : "=l"(y) : "d"(x));
-  return x != x ? 0 : y;
-}
-__device__ __forceinline__ uint64 truncate_uint64(float x) {
-  uint64 y;
-  asm("cvt.rzi.u64.f32 %0, %1;" : "=l"(y) : "f"(x));
-  return x != x ? 0 : y;
-}
-__device__ __forceinline__ uint64 truncate_uint64(double x) {
-  uint64 y;
-  asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(y) : "d"(x));
-  return x != x ? 0 : y;
-}
+#define FUSEGRAPH_TRUNCATE(To, From, TYPES, TO, FROM)            \
+  __device__ __forceinline__ To truncate_##To(From x) {         \
+    To y;                                                       \
+    asm("cvt.rzi." TYPES " %0, %1;" : "=" TO(y) : FROM(x));     \
+    return x != x ? 0 : y;                                      \
+  }
+FUSEGRAPH_TRUNCATE(int32, float, "s32.f32", "r", "f")
+FUSEGRAPH_TRUNCATE(int32, double, "s32.f64", "r", "d")
+FUSEGRAPH_TRUNCATE(int64, float, "s64.f32", "l", "f")
+FUSEGRAPH_TRUNCATE(int64, double, "s64.f64", "l", "d")
+FUSEGRAPH_TRUNCATE(uint64, float, "u64.f32", "l", "f")
+FUSEGRAPH_TRUNCATE(uint64, double, "u64.f64", "l", "d")
+#undef FUSEGRAPH_TRUNCATE
 #endif
 __device__ __forceinline__ uint32 truncate_uint32(double x) {  // exact for every float
   const int64 y = truncate_int64(x);
@@ -341,50 +313,22 @@ __device__ __forceinline__ int32 saturate(int32 x, int32 low, int32 high) { retu
 template <class To>
 struct Converter;
 
-template <>
-struct Converter<double> {
-  template <class From>
-  static __device__ __forceinline__ double from(From x) { return double(x); }
-};
-template <>
-struct Converter<float> {
-  template <class From>
-  static __device__ __forceinline__ float from(From x) { return float(x); }
-};
-template <>
-struct Converter<float16> {
-  template <class From>
-  static __device__ __forceinline__ float16 from(From x) { return round_float16(narrow(x)); }
-};
-template <>
-struct Converter<bfloat16> {
-  template <class From>
-  static __device__ __forceinline__ bfloat16 from(From x) { return round_bfloat16(narrow(x)); }
-};
-template <>
-struct Converter<float8_e4m3> {
-  template <class From>
-  static __device__ __forceinline__ float8_e4m3 from(From x) { return round_e4m3(narrow(x)); }
-};
-template <>
-struct Converter<float8_e5m2> {
-  template <class From>
-  static __device__ __forceinline__ float8_e5m2 from(From x) { return round_e5m2(narrow(x)); }
-};
-template <>
-struct Converter<float8_e4m3fnuz> {
-  template <class From>
-  static __device__ __forceinline__ float8_e4m3fnuz from(From x) {
-    return float8_e4m3fnuz{round_float8<float8_e4m3fnuz>(narrow(x))};
-  }
-};
-template <>
-struct Converter<float8_e5m2fnuz> {
-  template <class From>
-  static __device__ __forceinline__ float8_e5m2fnuz from(From x) {
-    return float8_e5m2fnuz{round_float8<float8_e5m2fnuz>(narrow(x))};
-  }
-};
+#define FUSEGRAPH_CONVERTER(To, CONVERTED)                                    \
+  template <>                                                                 \
+  struct Converter<To> {                                                      \
+    template <class From>                                                     \
+    static __device__ __forceinline__ To from(From x) { return CONVERTED; }   \
+  };
+FUSEGRAPH_CONVERTER(double, double(x))
+FUSEGRAPH_CONVERTER(float, float(x))
+FUSEGRAPH_CONVERTER(float16, round_float16(narrow(x)))
+FUSEGRAPH_CONVERTER(bfloat16, round_bfloat16(narrow(x)))
+FUSEGRAPH_CONVERTER(float8_e4m3, round_e4m3(narrow(x)))
+FUSEGRAPH_CONVERTER(float8_e5m2, round_e5m2(narrow(x)))
+FUSEGRAPH_CONVERTER(float8_e4m3fnuz, float8_e4m3fnuz{round_float8<float8_e4m3fnuz>(narrow(x))})
+FUSEGRAPH_CONVERTER(float8_e5m2fnuz, float8_e5m2fnuz{round_float8<float8_e5m2fnuz>(narrow(x))})
+FUSEGRAPH_CONVERTER(bool, x != From(0))
+#undef FUSEGRAPH_CONVERTER
 // Integers: those of fewer than 32 bits saturate after a conversion to int32.
 #define FUSEGRAPH_INTEGER(T, LIMITED)                                            \
   template <>                                                                    \
@@ -403,25 +347,9 @@ FUSEGRAPH_INTEGER(uint32, truncate_uint32(x))
 FUSEGRAPH_INTEGER(int64, truncate_int64(x))
 FUSEGRAPH_INTEGER(uint64, truncate_uint64(x))
 #undef FUSEGRAPH_INTEGER
-template <>
-struct Converter<bool> {
-  template <class From>
-  static __device__ __forceinline__ bool from(From x) { return x != From(0); }
-};
 
 template <class To, class From>
 __device__ __forceinline__ To convert(From x) { return Converter<To>::from(widen(x)); }
-
-// The number of a storage type that has the bits of another, of the same size.
-template <class To, class From>
-__device__ __forceinline__ To reinterpret(From x) {
-  static_assert(sizeof(To) == sizeof(From), "numbers of one size");
-  union {
-    From from;
-    To to;
-  } bits = {x};
-  return bits.to;
-}
 
 // The value of x rounded to a storage type, still in its compute type: what storing it and reading it back gives.
 template <class Storage, class Compute>

@@ -5,15 +5,6 @@
 #pragma once
 #include "memory.cuh"
 
-// The lower 32 bits of (high, low) >> bits, bits < 32.
-__device__ __forceinline__ uint32 funnel_right(uint32 low, uint32 high, uint32 bits) {
-#ifdef FUSEGRAPH_CPU
-    return uint32((uint64(high) << 32 | low) >> bits);
-#else
-    return __funnelshift_r(low, high, bits);
-#endif
-}
-
 // How many elements a pointer is past a multiple of N elements or 16 bytes, whichever is less.
 template <int N, class T>
 __device__ __forceinline__ uint32 past_boundary(const T* p) {
@@ -42,7 +33,7 @@ struct Unaligned {
         union { Vector<T, N> v; uint32 w[bytes / 4]; };
 #pragma unroll
         for (int i = 0; i < bytes / 4; ++i)
-            w[i] = sizeof(T) < 4 ? funnel_right(moved[i], moved[i + 1], shift % 4 * 8) : moved[i];
+            w[i] = sizeof(T) < 4 ? __funnelshift_r(moved[i], moved[i + 1], shift % 4 * 8) : moved[i];
         return v;
     }
 };
@@ -73,7 +64,7 @@ __device__ __forceinline__ Packed<T, N> load_each(const T* array, I at, I size) 
             const uint32 next = at + e < size ? element_bits(array[at + e]) : 0;
 #pragma unroll
             for (int i = 0; i < count; ++i)
-                p.words[i] = funnel_right(p.words[i], i + 1 < count ? p.words[i + 1] : next, bits);
+                p.words[i] = __funnelshift_r(p.words[i], i + 1 < count ? p.words[i + 1] : next, bits);
         }
         return p;
     }

@@ -70,12 +70,7 @@ class _Renderer:
         self.epilogue.scalars()
         self._add_up()
         return w.source(
-            spec.program,
-            details,
-            blocks=blocks,
-            threads=s.threads,
-            barriers=True,
-            blocks_per_sm=blocks_per_sm(spec, s),
+            spec.program, details, blocks=blocks, threads=s.threads, barriers=True, blocks_per_sm=blocks_per_sm(spec, s)
         )
 
     # ---- where threads are

@@ -6,19 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from codegen.expr import (
-    Emitter,
-    Index,
-    Load,
-    Operand,
-    Pointer,
-    Program,
-    Result,
-    TableRead,
-    Value,
-    ctype_of,
-    varying,
-)
+from codegen.expr import Emitter, Index, Load, Operand, Pointer, Program, Result, TableRead, Value, ctype_of, varying
 from codegen.iteration import at_most, linear
 from codegen.kernel import Kernel, Pointers, constant, converted
 from codegen.naming import Names, Writer

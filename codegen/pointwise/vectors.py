@@ -86,7 +86,7 @@ class VectorsRenderer:
     """Writes a kernel in the form of its schedule."""
 
     def __init__(self, spec: PointwiseSpec, schedule: PointwiseSchedule) -> None:
-        self.spec, self.schedule = spec, schedule
+        self.schedule = schedule
         self.shape, self.program = normalize(spec)
         self.total = prod(self.shape)
         self.body = Body(spec.name, self.program)

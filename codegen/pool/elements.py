@@ -144,7 +144,7 @@ class Elements:
             operand = self.program.loads[n]
             if n in strips:
                 held[n] = self.names.unique(operand.name, "_strips")
-                w.line(f"Strip<{operand.dtype.ctype}, {self._strip(n)}> {held[n]}{''.join(many[:-1])};")
+                w.line(f"Strip<{operand.dtype.ctype}, {self._strip()}> {held[n]}{''.join(many[:-1])};")
             else:
                 held[n] = self.names.unique(operand.name, "_under")
                 w.line(f"{vector_type(operand, self.count(n))} {held[n]}{''.join(many)};")
@@ -163,7 +163,7 @@ class Elements:
                     start = plus(self.pointers.loads[n], self.offset(operand.strides, [*self.at, *sources]))
                     columns = f"{self.t}({origin}), {self.t}({window.size})"
                     target = f"{held[n]}{''.join(variables[:-1])}"
-                    w.line(f"{target} = load_strip<{self._strip(n)}>({inside}, {start}, {columns});")
+                    w.line(f"{target} = load_strip<{self._strip()}>({inside}, {start}, {columns});")
         if len(strips) < len(space.taps):
             with self.scope():
                 inside = self.inside(conditions + self.open_taps(first, len(self.windows)))
@@ -174,7 +174,7 @@ class Elements:
         rows = "".join(variables[:-1])
         return {n: f"{name}{rows}{last if n in strips else ''.join(variables[-1:])}" for n, name in held.items()}
 
-    def _strip(self, n: int) -> str:
+    def _strip(self) -> str:
         """Returns the template arguments of a strip: elements to the left, in the middle, to the right."""
         window = self.windows[-1][1]
         assert not isinstance(window, Adaptive)

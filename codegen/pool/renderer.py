@@ -145,7 +145,7 @@ class PoolRenderer(Elements):
         start: list[tuple[str, str, str]] = []
         for k, reduction in enumerate(program.reductions):
             self.parts[k] = self._free(reduction)
-            start.append((self._ctype(reduction), self.parts[k], self._start(reduction, reduction.start)))
+            start.append((self._ctype(reduction), self.parts[k], self._start(reduction.start)))
         for k, reduction in enumerate(program.reductions):
             if reduction.at is None:
                 continue
@@ -192,7 +192,7 @@ class PoolRenderer(Elements):
     def _ctype(self, reduction: Reduction) -> str:
         return "uint32" if self.pairs else reduction.ctype
 
-    def _start(self, reduction: Reduction, start: str) -> str:
+    def _start(self, start: str) -> str:
         """Returns the C literal of a fold before its first element, or of a pair of them."""
         if not self.pairs:
             return start
@@ -220,7 +220,7 @@ class PoolRenderer(Elements):
         with w.guarded(self.inside(conditions + self.open_taps(first, last), "row_inside")):
             lines = {k: self.names.unique(self.program.reductions[k].name, "_line") for k in self.parts}
             every = enumerate(self.program.reductions)
-            self._declare([(self._ctype(r), lines[k], self._start(r, _neutral(r))) for k, r in every], "qe")
+            self._declare([(self._ctype(r), lines[k], self._start(_neutral(r))) for k, r in every], "qe")
             with self.scope(), w.guarded(self.inside(self.open_taps(last, last + 1))):
                 self._element_of_windows(held, lines, "q")
             with self._over_patch("p"), ExitStack() as loops:

@@ -33,7 +33,7 @@ class RowsRenderer(ABC):
     neighbours = 1
 
     def __init__(self, spec: RowsSpec, schedule: RowsSchedule) -> None:
-        self.spec, self.s = spec, schedule
+        self.s = schedule
         self.space = normalize(spec)
         self.program = self.space.program
         across = schedule.across

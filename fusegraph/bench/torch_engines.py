@@ -21,12 +21,7 @@ OURS = "fusegraph"
 
 
 def on_engine(
-    engine: str,
-    function: Callable[..., Any],
-    mode: str | None = None,
-    *,
-    dynamic: bool = False,
-    forget: bool = True,
+    engine: str, function: Callable[..., Any], mode: str | None = None, *, dynamic: bool = False, forget: bool = True
 ) -> Callable[..., Any]:
     """Returns a function as an engine runs it; it is compiled at its first call, in a mode of torch.compile.
 

@@ -14,7 +14,8 @@ are on stderr in any case.  Mistakes in the options themselves print usage on st
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from functools import cache
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ from fusegraph.cli.options import (
     Json,
     NoFusion,
     On,
+    PlannedFor,
     Seed,
     Strict,
     Target,
@@ -75,14 +77,20 @@ def _common(
         logging.getLogger("fusegraph").setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a command as the function takes them that does what it says: words as text."""
+    return {name: given.value if isinstance(given, Enum) else given for name, given in options.items()}
+
+
 @app.command("compile")
 @guarded
 def compile_command(
     file: File,
-    dim: Dims = None,
-    target: Annotated[
+    dims: Dims = None,
+    targets: Annotated[
         list[str] | None,
         typer.Option(
+            "--target",
             metavar="TARGET[,TARGET...]",
             help="Such as h200 or sm_90a; may be repeated. Default: the GPU's, sm_90a without a GPU.",
             show_default=False,
@@ -96,31 +104,22 @@ def compile_command(
     autotune: Autotune = None,
 ) -> int:
     """Write the kernels as .cu and .cubin; needs no GPU."""
+    options = _given(locals())
     from fusegraph.cli.compile import compile_file
 
-    return compile_file(
-        file,
-        engine.value,
-        target or [],
-        out=out,
-        strict=strict,
-        fusion=not no_fusion,
-        autotune=autotune,
-        as_json=as_json,
-        dims=dim or [],
-    )
+    return compile_file(**options)
 
 
 @app.command("run")
 @guarded
 def run_command(
     file: File,
-    dim: Dims = None,
+    dims: Dims = None,
     engine: Annotated[
         Engine | None, typer.Option(help="What to run on. Default: cuda if there is a GPU, else cpu.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the reference; exit 1 if one differs.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    seed: Seed = 0,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Save outputs as .npy files.")] = None,
     as_json: Json = False,
     strict: Strict = False,
@@ -128,52 +127,30 @@ def run_command(
     autotune: Autotune = None,
 ) -> int:
     """Run on random inputs, on the GPU or the CPU."""
+    options = _given(locals())
     from fusegraph.cli.run import run_file
 
-    return run_file(
-        file,
-        engine.value if engine else None,
-        check=check,
-        seed=seed,
-        out=out,
-        strict=strict,
-        fusion=not no_fusion,
-        autotune=autotune,
-        as_json=as_json,
-        dims=dim or [],
-    )
+    return run_file(**options)
 
 
 @app.command("explain")
 @guarded
 def explain_command(
     file: File,
-    dim: Dims = None,
+    dims: Dims = None,
     kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Show the source of this kernel.")] = None,
     passes: Annotated[bool, typer.Option("--passes", help="Show what each pass rewrote, and why.")] = False,
     dump: Annotated[str | None, typer.Option(metavar="DIR", help="Write the graph after each pass.")] = None,
     as_json: Json = False,
     strict: Strict = False,
     no_fusion: NoFusion = False,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
-    ] = None,
+    target: PlannedFor = None,
 ) -> int:
     """Show what is fused, what is not, and why; and which schedules the kernels have."""
+    options = _given(locals())
     from fusegraph.cli.explain import explain_file
 
-    return explain_file(
-        file,
-        kernel=kernel,
-        passes=passes,
-        dump=dump,
-        strict=strict,
-        fusion=not no_fusion,
-        target=target,
-        as_json=as_json,
-        dims=dim or [],
-    )
+    return explain_file(**options)
 
 
 @app.command("report")
@@ -190,11 +167,8 @@ def report_command(
         ),
     ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Show how two reports differ; -o also writes a page.")] = False,
-    dim: Dims = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
-    ] = None,
+    dims: Dims = None,
+    target: PlannedFor = None,
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the kernels, to show their registers.")
     ] = True,
@@ -206,34 +180,24 @@ def report_command(
     no_fusion: NoFusion = False,
 ) -> int:
     """Write a page that shows the graph, its kernels and every decision."""
+    options = _given(locals())
     from fusegraph.cli.report import report
 
-    return report(
-        files,
-        diff=diff,
-        out=out,
-        dims=dim or [],
-        target=target,
-        compiled=compiled,
-        profile=profile,
-        as_json=as_json,
-        strict=strict,
-        fusion=not no_fusion,
-    )
+    return report(**options)
 
 
 @app.command("compare")
 @guarded
 def compare_command(
     file: File,
-    dim: Dims = None,
+    dims: Dims = None,
     engines: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME[,NAME...]", help="Of cuda, cudnn, torch (op by op), cpu, reference. Default: cuda,cudnn."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    seed: Seed = 0,
     as_json: Json = False,
     partition: Annotated[
         bool, typer.Option("--partition", help="cudnn: run the largest pieces it takes of a graph it refuses whole.")
@@ -244,25 +208,17 @@ def compare_command(
     strict: Strict = False,
 ) -> int:
     """Compare engines: results and times; exit 1 if one is wrong."""
+    options = _given(locals())
     from fusegraph.cli.compare import compare_file
 
-    return compare_file(
-        file,
-        engines or ["cuda", "cudnn"],
-        seed=seed,
-        strict=strict,
-        partition=partition,
-        autotune=autotune,
-        as_json=as_json,
-        dims=dim or [],
-    )
+    return compare_file(**options)
 
 
 @app.command("debug")
 @guarded
 def debug_command(
     file: File,
-    dim: Dims = None,
+    dims: Dims = None,
     engine: On = None,
     against: Annotated[
         Against,
@@ -282,27 +238,17 @@ def debug_command(
     target: Target = None,
 ) -> int:
     """Find the first wrong node, its kernel and inputs, and write code that reproduces it; exit 1 if there is one."""
+    options = _given(locals())
     from fusegraph.cli.debug import debug_file
 
-    return debug_file(
-        file,
-        _setup(engine, strict, no_fusion, target),
-        against=against.value,
-        nan=nan,
-        reduce=reduce,
-        seed=seed,
-        inputs=inputs,
-        out=out,
-        as_json=as_json,
-        dims=dim or [],
-    )
+    return debug_file(**options)
 
 
 @app.command("reduce")
 @guarded
 def reduce_command(
     file: File,
-    dim: Dims = None,
+    dims: Dims = None,
     engine: On = None,
     seed: Seed = 0,
     inputs: Inputs = None,
@@ -313,24 +259,17 @@ def reduce_command(
     target: Target = None,
 ) -> int:
     """Shrink a graph that fails to the smallest that still does, and write it as code; exit 1 if one fails."""
+    options = _given(locals())
     from fusegraph.cli.debug import reduce_file
 
-    setup = _setup(engine, strict, no_fusion, target)
-    return reduce_file(file, setup, seed=seed, inputs=inputs, out=out, as_json=as_json, dims=dim or [])
-
-
-def _setup(engine: Engine | None, strict: bool, no_fusion: bool, target: str | None) -> Any:
-    from fusegraph.engines import default_engine
-    from fusegraph.report.debug import Setup
-
-    return Setup(engine.value if engine else default_engine(), strict, not no_fusion, target)
+    return reduce_file(**options)
 
 
 @app.command("profile")
 @guarded
 def profile_command(
     file: File,
-    dim: Dims = None,
+    dims: Dims = None,
     trace: Annotated[
         str | None, typer.Option(metavar="FILE.json", help="Write a trace that ui.perfetto.dev opens.")
     ] = None,
@@ -345,19 +284,10 @@ def profile_command(
     ] = None,
 ) -> int:
     """Time every kernel beside its floor; without a GPU, show what cost models estimate."""
+    options = _given(locals())
     from fusegraph.cli.profile import profile_file
 
-    return profile_file(
-        file,
-        trace=trace,
-        repeats=repeats,
-        seed=seed,
-        as_json=as_json,
-        strict=strict,
-        fusion=not no_fusion,
-        target=target,
-        dims=dim or [],
-    )
+    return profile_file(**options)
 
 
 app.command("bench")(guarded(bench_command))

@@ -13,14 +13,14 @@ from fusegraph.report.explain import size_text
 
 def compare_file(
     file: str,
-    engines: Sequence[str],
+    engines: Sequence[str] | None,
     *,
     seed: int,
     strict: bool,
     partition: bool,
     autotune: bool,
     as_json: bool,
-    dims: Sequence[str] = (),
+    dims: Sequence[str] | None = None,
 ) -> int:
     """Compares every graph of a file; returns 1 if an engine gave a wrong result or failed while running, else 0.
 
@@ -38,7 +38,7 @@ def compare_file(
     ``differences[]``    for each pair of engines that ran and each output: ``output, engines`` (the two), ``max_abs,
                          rel`` (of finite elements), ``unequal`` (number of elements).
     """
-    names = chosen(engines)
+    names = chosen(engines or ("cuda", "cudnn"))
     doing(f"reading {file}")
     graphs = load_graphs(file, dims, known=True)
     comparisons = []
@@ -47,13 +47,7 @@ def compare_file(
         for_one = _Steps(step, graph.name)
         comparisons.append(
             compare_engines(
-                graph,
-                names,
-                seed=seed,
-                strict=strict,
-                partition=partition,
-                autotune=autotune,
-                progress=for_one,
+                graph, names, seed=seed, strict=strict, partition=partition, autotune=autotune, progress=for_one
             )
         )
         for_one.done()

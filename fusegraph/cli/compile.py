@@ -78,14 +78,14 @@ class _Job:
 def compile_file(
     file: str,
     engine: str,
-    targets: Sequence[str],
+    targets: Sequence[str] | None,
     *,
     out: str,
     strict: bool,
-    fusion: bool,
+    no_fusion: bool,
     autotune: bool | None = None,
     as_json: bool,
-    dims: Sequence[str] = (),
+    dims: Sequence[str] | None = None,
 ) -> int:
     """Compiles every graph of a file, writes the folders and prints a summary; returns 0.
 
@@ -101,14 +101,14 @@ def compile_file(
     check_environment()
     doing(f"reading {file}")
     graphs = load_graphs(file, dims)
-    chosen: list[str | None] = list(_targets(targets)) if engine == "cuda" else [None]
+    chosen: list[str | None] = list(_targets(targets or ())) if engine == "cuda" else [None]
     folder = artifacts.prepare(Path(out))
     names = artifacts.UniqueNames()
     jobs = []
     for graph in graphs:
         for target in chosen:
             name = graph.name if len(chosen) == 1 else f"{artifacts.safe_name(graph.name)}-{target}"
-            jobs.append(_Job(graph, engine, target, folder / names.unique(name), strict, fusion, autotune))
+            jobs.append(_Job(graph, engine, target, folder / names.unique(name), strict, not no_fusion, autotune))
     for job in jobs:
         artifacts.check_replaceable(job.folder)
     entries = []
@@ -303,9 +303,7 @@ def _print_sized(job: _Job, entry: Mapping[str, Any]) -> None:
 
 
 def _print_kernels(
-    kernels: Sequence[Mapping[str, Any]],
-    more: Mapping[str, Callable[[Mapping[str, Any]], str]],
-    details: Sequence[str],
+    kernels: Sequence[Mapping[str, Any]], more: Mapping[str, Callable[[Mapping[str, Any]], str]], details: Sequence[str]
 ) -> None:
     """Prints a table of kernels, with ``more`` columns by their headings, and a text below each."""
     rows = [

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegraph.cli.console import NOT_OK, doing, note, print_json, progress, say
+from fusegraph.engines import default_engine
 from fusegraph.errors import NotSupportedError
 from fusegraph.graph import Graph
 from fusegraph.loader import load_graphs, onnx_file
@@ -26,7 +27,7 @@ _FINITE = "no kernel makes a NaN or an infinity"
 
 def debug_file(
     file: str,
-    setup: Setup,
+    engine: str | None,
     *,
     against: str,
     nan: bool,
@@ -35,7 +36,10 @@ def debug_file(
     inputs: str | None,
     out: str,
     as_json: bool,
-    dims: Sequence[str] = (),
+    strict: bool,
+    no_fusion: bool,
+    target: str | None,
+    dims: Sequence[str] | None = None,
 ) -> int:
     """Prints the first wrong node of every graph of a file; returns 1 if there is any, else 0.
 
@@ -43,6 +47,7 @@ def debug_file(
     tensor, detail``, ``kernel, number, family, kernel_nodes`` of its kernel, and ``alone`` (whether the reproducer's
     graph fails); ``reproducer`` (the file, null if there is none), and with ``reduce`` the number of its ``nodes``.
     """
+    setup = Setup(engine or default_engine(), strict, not no_fusion, target)
     check_engine(setup.engine)
     entries = []
     parent, names = artifacts.prepare(Path(out)), artifacts.UniqueNames()
@@ -81,19 +86,23 @@ def _unlike_model(file: str, graph: Graph, inputs: Mapping[str, Array]) -> Findi
 
 def reduce_file(
     file: str,
-    setup: Setup,
+    engine: str | None,
     *,
     seed: int,
     inputs: str | None,
     out: str,
     as_json: bool,
-    dims: Sequence[str] = (),
+    strict: bool,
+    no_fusion: bool,
+    target: str | None,
+    dims: Sequence[str] | None = None,
 ) -> int:
     """Writes the smallest graph found that fails as each graph of a file does; returns 1 if one fails, else 0.
 
     With ``as_json`` the object is ``graphs[]``: ``name``; ``failure`` ("differs", "overwritten", the name of an
     exception, or null); ``nodes, tried`` (of the smallest graph, and how many were tried); ``reproducer``.
     """
+    setup = Setup(engine or default_engine(), strict, not no_fusion, target)
     check_engine(setup.engine)
     parent, names = artifacts.prepare(Path(out)), artifacts.UniqueNames()
     entries = []

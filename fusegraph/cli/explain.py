@@ -6,22 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusegraph.cli.console import columns, doing, print_json, progress, say
-from fusegraph.engines.autotune import choosers
-from fusegraph.engines.cuda import nvrtc_options
-from fusegraph.engines.environment import check_environment
-from fusegraph.engines.partitions import settling
-from fusegraph.engines.plans import planner
+from fusegraph.cli.planning import planning
 from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
-from fusegraph.lowering.base import Options
 from fusegraph.plan import Plan
 from fusegraph.ranges import SizedPlan
 from fusegraph.report.artifacts import UniqueNames, prepare, write_folder
 from fusegraph.report.explain import describe, explain_text
 from fusegraph.report.explain_sized import describe_sized, ranges_of, sized_text
 from fusegraph.report.passes import describe_steps, dump_files, steps_text
-from fusegraph.runtime.cache import default_cache
-from fusegraph.runtime.targets import named, present
 from fusegraph.sized_graphs import varies
 
 
@@ -32,10 +25,10 @@ def explain_file(
     passes: bool = False,
     dump: str | None = None,
     strict: bool,
-    fusion: bool,
+    no_fusion: bool,
     target: str | None = None,
     as_json: bool,
-    dims: Sequence[str] = (),
+    dims: Sequence[str] | None = None,
 ) -> int:
     """Prints `describe` of every graph; returns 0.
 
@@ -46,12 +39,8 @@ def explain_file(
              (`describe_sized`); for --passes and --dump their sizes are needed.
     dump     a folder in which each graph gets a folder of its own, with the graph as built and after each pass.
     """
-    check_environment()
-    options = Options(strict=strict, target=present() if target is None else named(target))
-    how = choosers(options.target, 0, None, default_cache(), nvrtc_options(options))
-    planned = planner(fusion, how.first)
-    if fusion and how.device_name is not None:
-        planned = settling(planned, None, default_cache(), how.device_name)
+    fusion = not no_fusion
+    planned, options = planning(strict, fusion, target)
     doing(f"reading {file}")
     graphs = load_graphs(file, dims, known=passes or dump is not None)
     varying, plans, sized = [graph for graph in graphs if varies(graph)], [], []

@@ -56,9 +56,11 @@ Autotune = Annotated[
         show_default="those remembered are used",
     ),
 ]
+PlannedFor = Annotated[
+    str | None,
+    typer.Option(help="Such as h200 or sm_90a. Default: the GPU's, sm_90a without a GPU.", show_default=False),
+]
 NoFusion = Annotated[bool, typer.Option("--no-fusion", help="Make every node a kernel of its own.")]
-
-
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
 Inputs = Annotated[
     str | None, typer.Option("--inputs", metavar="FILE.npz", help="Inputs by name, instead of random ones.")

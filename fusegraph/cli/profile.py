@@ -28,9 +28,9 @@ def profile_file(
     seed: int,
     as_json: bool,
     strict: bool,
-    fusion: bool,
+    no_fusion: bool,
     target: str | None,
-    dims: Sequence[str] = (),
+    dims: Sequence[str] | None = None,
 ) -> int:
     """Prints the profile of every graph of a file; returns 0.
 
@@ -44,7 +44,7 @@ def profile_file(
     step = progress(len(graphs))
     for graph in graphs:
         step(f"{graph.name}: profiling")
-        found.append((graph.name, _profiled(graph, repeats, seed, strict, fusion, target)))
+        found.append((graph.name, _profiled(graph, repeats, seed, strict, not no_fusion, target)))
         step(graph.name, advance=1)
     if path is not None:
         artifacts.write_file(path, _joined([one for _, one in found]).trace())

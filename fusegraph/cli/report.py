@@ -7,45 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from fusegraph.cli.console import columns, doing, note, print_json, progress, say
-from fusegraph.engines.autotune import choosers
-from fusegraph.engines.cuda import nvrtc_options
-from fusegraph.engines.environment import check_environment
-from fusegraph.engines.partitions import settling
-from fusegraph.engines.plans import planner
+from fusegraph.cli.planning import planning
 from fusegraph.errors import FileError
 from fusegraph.loader import load_graphs
-from fusegraph.lowering.base import Options
 from fusegraph.origins import calling_line, written_for
 from fusegraph.report.explain import count_text
 from fusegraph.report.page.differences import differences, differences_text
 from fusegraph.report.page.file import load, save, write
-from fusegraph.runtime.cache import default_cache
-from fusegraph.runtime.targets import named, present
 
 
 def report_file(
     file: str,
     *,
     out: str,
-    dims: Sequence[str] = (),
-    target: str | None = None,
-    strict: bool = False,
-    fusion: bool = True,
-    compiled: bool = True,
-    profile: str | None = None,
-    as_json: bool = False,
+    dims: Sequence[str] | None,
+    target: str | None,
+    strict: bool,
+    no_fusion: bool,
+    compiled: bool,
+    profile: str | None,
+    as_json: bool,
 ) -> int:
     """Writes the page of a file's graphs; returns 0.
 
     compiled  compiles the kernels with NVRTC, to show registers and spills.
     profile   a file of measured times (`fusegraph.report.page.times`).
     """
-    check_environment()
-    options = Options(strict=strict, target=present() if target is None else named(target))
-    how = choosers(options.target, 0, None, default_cache(), nvrtc_options(options))
-    planned = planner(fusion, how.first)
-    if fusion and how.device_name is not None:
-        planned = settling(planned, None, default_cache(), how.device_name)
+    planned, options = planning(strict, not no_fusion, target)
     with written_for(calling_line):
         doing(f"reading {file}")
         graphs = load_graphs(file, dims, known=True)
@@ -64,7 +52,7 @@ def report_file(
         title=title,
         compiled=compiled,
         profile=profile,
-        fusion=fusion,
+        fusion=not no_fusion,
         told=_Compiling(out),
     )
     if as_json:

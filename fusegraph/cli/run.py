@@ -37,10 +37,10 @@ def run_file(
     seed: int,
     out: str | None,
     strict: bool,
-    fusion: bool = True,
+    no_fusion: bool,
     autotune: bool | None = None,
     as_json: bool,
-    dims: Sequence[str] = (),
+    dims: Sequence[str] | None = None,
 ) -> int:
     """Runs every graph of a file; returns 1 if a check failed, else 0.
 
@@ -62,7 +62,7 @@ def run_file(
     step = progress(len(graphs))
     for graph, folder in zip(graphs, folders):
         step(f"{graph.name}: building for {engine}")
-        executable = fusegraph.compile(graph, engine, strict=strict, fusion=fusion, autotune=autotune)
+        executable = fusegraph.compile(graph, engine, strict=strict, fusion=not no_fusion, autotune=autotune)
         for sizes, each in _of_sizes(executable):
             step(f"{graph.name}: running on {engine}")
             inputs = random_inputs(each.graph, seed)

@@ -276,16 +276,7 @@ class DeviceStopwatch:
     def __call__(self, source: KernelSource, compiled: nvrtc.CompiledKernel) -> Callable[[], float]:
         pointers = [array.pointer for array in self._arrays]
         function = Module(compiled.cubin, self._device).function(source.name)
-        launch = Launch(
-            function,
-            source.grid,
-            source.block,
-            source.dynamic_shared_bytes,
-            len(pointers),
-            source.parameters,
-            cluster=source.cluster,
-            zeroed=source.zeroed,
-        )
+        launch = Launch.of(function, source, len(pointers))
         return lambda: self._timer.once(lambda: launch(pointers))
 
 

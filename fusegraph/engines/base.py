@@ -33,7 +33,7 @@ _KNOWN = 256
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What to do in a call whose first array is of type ``kind``.
+    """What to do in a call whose first array is of some type.
 
     read_inputs, read   recognize arrays that are as declared: inputs alone; inputs and outputs.
     makers, address_of  an allocator for every output, and the function that reads the address of what it makes; no
@@ -41,7 +41,6 @@ class _Call:
     count               tells the framework that arrays have been written; None if it does not ask.
     """
 
-    kind: type
     framework: str
     current_stream: Callable[[int], int]
     read_inputs: Reader
@@ -295,7 +294,6 @@ class Executable:
         framework = framework_of(kind)
         any_stream = framework in ("torch", "cupy") or not self.device.is_cuda
         call = self._calls[kind] = _Call(
-            kind,
             framework,
             stream_query(framework) if self.device.is_cuda else _no_stream,
             reader(framework, self._inputs, self.device),

@@ -263,17 +263,7 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             if source.code not in functions:
                 functions[source.code] = Module(cubin.cubin, index).function(source.name)
             positions = slots.positions(kernel.arguments)
-            launch = Launch(
-                functions[source.code],
-                source.grid,
-                source.block,
-                source.dynamic_shared_bytes,
-                len(positions),
-                source.parameters,
-                cluster=source.cluster,
-                dependent=source.dependent and has_pdl,
-                zeroed=source.zeroed,
-            )
+            launch = Launch.of(functions[source.code], source, len(positions), overlapping=has_pdl)
             steps.append((launch, positions))
         return _Steps(plan, slots, steps, index)
 

@@ -243,17 +243,8 @@ class DeviceClock:
             source = kernel.source
             if 0 in source.grid:
                 continue
-            launch = Launch(
-                Module(cubin.cubin, self._device).function(source.name),
-                source.grid,
-                source.block,
-                source.dynamic_shared_bytes,
-                len(kernel.arguments),
-                source.parameters,
-                cluster=source.cluster,
-                dependent=source.dependent and self._target.arch.has_pdl and bool(steps),
-                zeroed=source.zeroed,
-            )
+            function, early = Module(cubin.cubin, self._device).function(source.name), self._target.arch.has_pdl
+            launch = Launch.of(function, source, len(kernel.arguments), overlapping=early and bool(steps))
             places = [arrays[t.base].pointer + t.start * t.dtype.itemsize for t in kernel.arguments]
             steps.append((launch, places))
 

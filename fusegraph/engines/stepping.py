@@ -38,7 +38,6 @@ class Steps:
         made = [self._memory(_nbytes(t)) for t in graph.made]
         constants = [self._memory(_nbytes(t), _bytes(t, t.value)) for t in plan.constants]
         workspace = self._memory(plan.memory.size)
-        self.addresses = [*given, *made]
         self._pointers = self._slots.pointers(given, made, constants, workspace)
 
     def run(self, number: int) -> None:

@@ -13,7 +13,7 @@ from codegen.attention.simt import AttentionSimtSchedule
 from codegen.attention.spec import AttentionSpec, Pages
 from codegen.declined import Declined
 from codegen.expr import Anchor, Index, Load, Operand, Program, Result, Store, Value
-from codegen.iteration import restrided
+from codegen.iteration import Strides, restrided
 from codegen.target import Target
 from fusegraph.dtypes import float32, float64
 from fusegraph.graph import Graph, Node, Tensor
@@ -22,7 +22,7 @@ from fusegraph.lowering.attention_prologue import behind, computed_rows, multipl
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.base import alignment as aligned
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to, describe
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, check_broadcasts, describe
 from fusegraph.lowering.scores import bounded, unscaled, with_real_positions
 from fusegraph.lowering.views import alias, divided_strides
 from fusegraph.ops.attention_nodes import Score, Weight
@@ -51,11 +51,7 @@ def accept(view: GroupView, options: Options) -> None:
         what = f"{other.op.name} {other.name!r}"
         if other.kind is not Kind.POINTWISE:
             raise Declined(f"{what} is not pointwise")
-        if not broadcasts_to(other.output.shape, out.shape):
-            raise Declined(
-                f"{what} {list(other.output.shape)} does not broadcast to the result of attention {node.name!r} "
-                f"{list(out.shape)}"
-            )
+        check_broadcasts(other, out.shape, f"the result of attention {node.name!r}")
         if any(t in stats for t in other.inputs):
             raise Declined(f"{what} takes the sums of attention {node.name!r}, which are known when all else is done")
         if any(view.graph.producer(t) in after for t in other.inputs):
@@ -335,81 +331,59 @@ def _one_tile(spec: AttentionSpec) -> AttentionSpec:
     last = len(spec.batch) - 1
     if spec.rows != 1 or last < 0 or spec.k.strides[last] or spec.v.strides[last] or spec.sink is not None:
         return spec
-
-    def row(strides: tuple[int, ...]) -> tuple[int, ...]:
-        return strides[: last + 1] + strides[last + 2 :]
-
-    def head(op: Operand) -> Operand:
-        return replace(op, strides=row(op.strides))
-
-    def without(strides: tuple[int, ...]) -> tuple[int, ...]:
-        return strides[:last] + strides[last + 1 :]
-
-    def keyed(op: Operand) -> Operand:
-        return replace(op, strides=without(op.strides))
-
-    def scored(program: Program) -> Program:
-        return restrided(program, [row(s) for s in program.strides])
-
-    q_rows, *others = spec.computed
-    k_rows, v_rows = (
-        None if c is None else replace(c, program=restrided(c.program, [without(s) for s in c.program.strides]))
-        for c in others
-    )
+    spec = _restrided(spec, lambda s: (*s[: last + 1], *s[last + 2 :]), lambda s: (*s[:last], *s[last + 1 :]))
     return replace(
         spec,
         batch=spec.batch[:last],
         rows=spec.batch[last],
-        q=head(spec.q),
+        bounds=tuple(replace(b, row=0) for b in spec.bounds),
+        ranges=tuple(replace(b, row=0) for b in spec.ranges),
+    )
+
+
+def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> AttentionSpec:
+    """Returns the same with parts of the keys as the first batch dimension; steps are the outputs' strides over it."""
+    assert spec.stats is not None
+    out, stats = (replace(op, strides=(n, *op.strides)) for n, op in zip(steps, (spec.out, spec.stats)))
+    spec = _restrided(spec, lambda s: (0, *s), lambda s: (0, *s))
+    return replace(spec, batch=(parts, *spec.batch), out=out, stats=stats, parts=parts)
+
+
+def _restrided(
+    spec: AttentionSpec, rows: Callable[[Strides], Strides], keys: Callable[[Strides], Strides]
+) -> AttentionSpec:
+    """Returns the same with other strides: ``keys`` changes those of keys and values, ``rows`` all others."""
+
+    def queried(op: Operand) -> Operand:
+        return replace(op, strides=rows(op.strides))
+
+    def keyed(op: Operand) -> Operand:
+        return replace(op, strides=keys(op.strides))
+
+    def scored(program: Program, change: Callable[[Strides], Strides] = rows) -> Program:
+        return restrided(program, [change(s) for s in program.strides])
+
+    q_rows, k_rows, v_rows = (
+        None if c is None else replace(c, program=scored(c.program, change))
+        for c, change in zip(spec.computed, (rows, keys, keys))
+    )
+    pages = spec.pages
+    if pages is not None:
+        pages = replace(pages[0], table=keyed(pages[0].table)), replace(pages[1], table=keyed(pages[1].table))
+    return replace(
+        spec,
+        q=queried(spec.q),
         k=keyed(spec.k),
-        pages=_each_table(spec.pages, keyed),
+        pages=pages,
         v=keyed(spec.v),
         program=scored(spec.program),
         inside=scored(spec.inside),
         within=scored(spec.within),
         weight=None if spec.weight is None else scored(spec.weight),
         epilogue=None if spec.epilogue is None else scored(spec.epilogue),
-        bounds=tuple(replace(b, row=0) for b in spec.bounds),
-        ranges=tuple(replace(b, row=0) for b in spec.ranges),
-        out=head(spec.out),
-        stats=None if spec.stats is None else head(spec.stats),
-        computed=(None if q_rows is None else replace(q_rows, program=scored(q_rows.program)), k_rows, v_rows),
-    )
-
-
-def _each_table(pages: tuple[Pages, Pages] | None, changed: Callable[[Operand], Operand]) -> tuple[Pages, Pages] | None:
-    if pages is None:
-        return None
-    k, v = (replace(p, table=changed(p.table)) for p in pages)
-    return k, v
-
-
-def _in_parts(spec: AttentionSpec, parts: int, steps: tuple[int, ...]) -> AttentionSpec:
-    """Returns the same with parts of the keys as the first batch dimension; steps are the outputs' strides over it."""
-
-    def same(op: Operand) -> Operand:
-        return replace(op, strides=(0, *op.strides))
-
-    def scored(program: Program) -> Program:
-        return restrided(program, [(0, *s) for s in program.strides])
-
-    every = [None if c is None else replace(c, program=scored(c.program)) for c in spec.computed]
-    assert spec.stats is not None
-    return replace(
-        spec,
-        batch=(parts, *spec.batch),
-        q=same(spec.q),
-        k=same(spec.k),
-        pages=_each_table(spec.pages, same),
-        v=same(spec.v),
-        program=scored(spec.program),
-        inside=scored(spec.inside),
-        within=scored(spec.within),
-        weight=None if spec.weight is None else scored(spec.weight),
-        out=replace(spec.out, strides=(steps[0], *spec.out.strides)),
-        stats=replace(spec.stats, strides=(steps[1], *spec.stats.strides)),
-        parts=parts,
-        computed=(every[0], every[1], every[2]),
+        out=queried(spec.out),
+        stats=None if spec.stats is None else queried(spec.stats),
+        computed=(q_rows, k_rows, v_rows),
     )
 
 

@@ -27,6 +27,14 @@ class TooLarge(Declined):
     """A group has more nodes or tensors than one kernel should have; with another group beside it, it still has."""
 
 
+def check_program(operands: int, values: int, of: str) -> None:
+    """Raises TooLarge for a kernel of so many operands, or that computes so many values for every one ``of`` what."""
+    if operands > MAX_OPERANDS:
+        raise TooLarge(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
+    if values > MAX_NODES:
+        raise TooLarge(f"one kernel would compute {values} values for every {of}, the limit is {MAX_NODES}")
+
+
 #: Rewrites that are not made, by the name of the pass and of what it would rewrite, and why.
 LeftOut: TypeAlias = Mapping[tuple[str, str], str]
 

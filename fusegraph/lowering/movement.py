@@ -7,7 +7,7 @@ from codegen.expr import Program, TableRead
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.affine import Split
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options, TooLarge, check_program
 from fusegraph.lowering.divided import moves
 from fusegraph.lowering.gathered import takes_rows
 from fusegraph.lowering.moved import CoordinateBuilder
@@ -50,13 +50,7 @@ def accept(group: GroupView, options: Options) -> None:
             _check_written(group, node)
     _, program, _, _ = _program(group, options)
     tables = {i.args[0] for i in program.instructions if isinstance(i, TableRead)}  # a choice of several is one read
-    operands = len(program.operands) + len(tables)
-    if operands > MAX_OPERANDS:
-        raise TooLarge(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
-    if len(program.instructions) > MAX_NODES:
-        raise TooLarge(
-            f"one kernel would compute {len(program.instructions)} values for every element, the limit is {MAX_NODES}"
-        )
+    check_program(len(program.operands) + len(tables), len(program.instructions), "element")
 
 
 def _check_written(group: GroupView, node: Node) -> None:

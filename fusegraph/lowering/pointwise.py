@@ -8,7 +8,7 @@ from codegen.declined import Declined
 from codegen.spec import PointwiseSpec
 from fusegraph.graph import Tensor
 from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, check_broadcasts
 
 
 def space(view: GroupView) -> tuple[int, ...]:
@@ -25,8 +25,7 @@ def space(view: GroupView) -> tuple[int, ...]:
                 f"as is {b.name!r} {list(b.shape)}"
             )
     for node in view.nodes:
-        if not broadcasts_to(node.output.shape, shape):
-            raise Declined(f"{node.name!r} {list(node.output.shape)} does not broadcast to the space {list(shape)}")
+        check_broadcasts(node, shape)
     if view.writes[0].shape != shape:
         raise Declined(f"{view.writes[0].name!r} {list(view.writes[0].shape)} is smaller than the space {list(shape)}")
     return shape

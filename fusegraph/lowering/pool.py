@@ -15,7 +15,7 @@ from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, check_broadcasts
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.pooling import Windows, counts, forward_of, padded_ends
 
@@ -54,24 +54,13 @@ class _Space:
                     f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} have different windows: one "
                     "kernel has windows of one form"
                 )
-        self.before = self._before(nodes)
+        self.before = view.before(t for node in nodes for t in node.inputs)
+        for node in nodes:
+            if node in self.before:
+                raise Declined(f"{node.op.name} {node.name!r} comes before windows of its result")
         self.after = self._after()
         self._check()
         self.choices = self._weighed(options)
-
-    def _before(self, nodes: list[Node]) -> set[Node]:
-        found: set[Node] = set()
-        stack = list(nodes)
-        while stack:
-            for tensor in stack.pop().inputs:
-                producer = self.view.graph.producer(tensor)
-                if producer in self.view.members and producer not in found:
-                    assert producer is not None
-                    if producer.kind is Kind.POOLING:
-                        raise Declined(f"{producer.op.name} {producer.name!r} comes before windows of its result")
-                    found.add(producer)
-                    stack.append(producer)
-        return found
 
     def _after(self) -> set[Node]:
         view = self.view
@@ -89,10 +78,7 @@ class _Space:
             places = [("the elements", self.elements)] * (node in self.before)
             places += [("the windows", self.shape)] * (node in self.after)
             for what, shape in places:
-                if not broadcasts_to(node.output.shape, shape):
-                    raise Declined(
-                        f"{node.name!r} {list(node.output.shape)} does not broadcast to {what} {list(shape)}"
-                    )
+                check_broadcasts(node, shape, what)
         for tensor in self.view.writes:
             if tensor.shape != self.shape:
                 raise Declined(

@@ -8,6 +8,7 @@ from math import ceil, prod
 
 import numpy as np
 
+from codegen.declined import Declined
 from codegen.dtypes import DType
 from codegen.expr import (
     Anchor,
@@ -52,6 +53,12 @@ def broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
     if shape == target:
         return True
     return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(target)))
+
+
+def check_broadcasts(node: Node, shape: Sequence[int], what: str = "the space") -> None:
+    """Raises Declined unless a node's result broadcasts to a shape, that of ``what``."""
+    if not broadcasts_to(node.output.shape, shape):
+        raise Declined(f"{node.name!r} {list(node.output.shape)} does not broadcast to {what} {list(shape)}")
 
 
 def describe(node: Node) -> str:

@@ -18,7 +18,7 @@ from fusegraph.lowering import gathered
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, check_broadcasts
 from fusegraph.lowering.views import Strides
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.modes import accumulator
@@ -173,11 +173,8 @@ class _Space:
                 continue
             after = node.output in self.dropped and node.kind is Kind.POINTWISE
             shape = self.dropped_shape if after else self.shape
-            if node.kind is Kind.POINTWISE and not broadcasts_to(node.output.shape, shape):
-                raise Declined(
-                    f"{node.name!r} {list(node.output.shape)} does not broadcast to "
-                    f"{'the results' if after else 'the space'} {list(shape)} of the reduction"
-                )
+            if node.kind is Kind.POINTWISE:
+                check_broadcasts(node, shape, f"{'the results' if after else 'the space'} of the reduction")
             if after and node.op.shapes and node.op.role is not Role.SIZE:
                 raise Declined(f"{node.name!r} asks for positions in the result of the reduction")
             for tensor in node.inputs:

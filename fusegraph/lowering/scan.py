@@ -9,7 +9,7 @@ from codegen.spec import PointwiseSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, check_broadcasts
 from fusegraph.ops.base import Kind
 from fusegraph.ops.modes import accumulator
 
@@ -23,8 +23,7 @@ def accept(view: GroupView, options: Options) -> None:
     for node in view.nodes:
         if node.kind not in (Kind.POINTWISE, Kind.SCAN):
             raise Declined(f"{node.op.name} {node.name!r} and {first.op.name} {first.name!r} are two kernels")
-        if not broadcasts_to(node.output.shape, shape):
-            raise Declined(f"{node.name!r} {list(node.output.shape)} does not broadcast to the space {list(shape)}")
+        check_broadcasts(node, shape)
     for tensor in view.writes:
         if tensor.shape != shape:
             raise Declined(f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is not all of {list(shape)}")

@@ -13,7 +13,7 @@ from codegen.scatter import ScatterSpec
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering.affine import Split
-from fusegraph.lowering.base import MAX_NODES, MAX_OPERANDS, FamilyLowering, GroupView, Lowered, Options, TooLarge
+from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options, TooLarge, check_program
 from fusegraph.lowering.moved import CoordinateBuilder
 from fusegraph.lowering.movement import MOST_NODES
 from fusegraph.lowering.views import assigned_region
@@ -43,13 +43,7 @@ def accept(view: GroupView, options: Options) -> None:
     if len(view.nodes) > MOST_NODES:
         raise TooLarge(f"one kernel would move elements through {len(view.nodes)} nodes, the limit is {MOST_NODES}")
     _, program, _ = _program(view, options)
-    operands = len(program.operands) + len(program.tables)
-    if operands > MAX_OPERANDS:
-        raise TooLarge(f"one kernel would have {operands} tensors in flight, the limit is {MAX_OPERANDS}")
-    if len(program.instructions) > MAX_NODES:
-        raise TooLarge(
-            f"one kernel would compute {len(program.instructions)} values for every update, the limit is {MAX_NODES}"
-        )
+    check_program(len(program.operands) + len(program.tables), len(program.instructions), "update")
 
 
 class _Builder(CoordinateBuilder):

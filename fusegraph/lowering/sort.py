@@ -13,7 +13,7 @@ from fusegraph.dtypes import DType, int32
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.pointwise import check_size
-from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, broadcasts_to
+from fusegraph.lowering.program import ProgramBuilder, broadcast_strides, check_broadcasts
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.ops.sort import order_of
@@ -68,8 +68,7 @@ def accept(view: GroupView, options: Options) -> None:
     shape = first.output.shape
     for found, space, what in ((before, x.shape, "what is sorted"), (after, shape, "what becomes of that")):
         for node in found:
-            if not broadcasts_to(node.output.shape, space):
-                raise Declined(f"{node.name!r} {list(node.output.shape)} does not broadcast to {what} {list(space)}")
+            check_broadcasts(node, space, what)
     for tensor in view.writes:
         if tensor.shape != shape:
             raise Declined(f"{tensor.name!r} {list(tensor.shape)} is needed in memory: it is not all of {list(shape)}")

@@ -144,7 +144,6 @@ class Scored:
     scores    of every query and key, minus infinity where they do not meet.
     scale     what the products were multiplied with.
     tanh      of a soft cap, the value before it is multiplied by the cap.
-    admitted  whether a query meets a key; None if all do.
     headed    brings a tensor of rank 4 at most into the same form as q.
     exists    writes whether each query exists, one element a query; gives None if all do.
     """
@@ -155,7 +154,6 @@ class Scored:
     scores: Any
     scale: Any
     tanh: Any
-    admitted: Any
     headed: Callable[[Any, str], Any]
     exists: Callable[[], Any]
 
@@ -236,7 +234,7 @@ def scored(
             first = write("add", "query", i, sequences.ahead(False)) if bottom else diagonal
         distance = write("identity", "distance", write("sub", "ahead", j, first), dtype=wide)
         scores = write("add", "with alibi", scores, write("mul", "alibi", distance, slopes.astype(wide)))
-    conditions, admitted = [], None
+    conditions = []
     if "mask" in given:
         conditions.append(headed(given["mask"], "mask"))
     if diagonal_band_right_bound is not None:
@@ -267,7 +265,7 @@ def scored(
         each = write("broadcast", "each row", lengths["seq_len_q"], shape=(batch, *(1,) * (rank - 3), rows, 1))
         return write("cmp_lt", "query exists", write("gen_index", "number of row", each, axis=rank - 2), each)
 
-    return Scored(q, k, v, scores, scale, inner, admitted, headed, exists)
+    return Scored(q, k, v, scores, scale, inner, headed, exists)
 
 
 def present(operands: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:

@@ -14,16 +14,7 @@ import numpy as np
 from fusegraph.dtypes import DType
 from fusegraph.errors import AttributeValueError
 from fusegraph.ops.base import REQUIRED, Array, Attributes
-from fusegraph.ops.pointwise import (
-    FUNCTION,
-    ROUNDING,
-    SIMPLE,
-    backward,
-    number,
-    optional_number,
-    positive,
-    unary,
-)
+from fusegraph.ops.pointwise import FUNCTION, ROUNDING, SIMPLE, backward, number, optional_number, positive, unary
 from fusegraph.ops.reverse import Reverse, by_backward, linear
 
 # ---- references
@@ -208,11 +199,9 @@ backward(
 )
 
 
-def _by_sigmoid_slope(at: Reverse, loss: Any, x: Any, scale: float = 1.0) -> Any:
-    """The slope s (1 - s) has the slope s (1 - s) (1 - 2 s), and 1 - 2 s is -tanh(x / 2); x is multiplied by scale."""
-    g = at.graph
-    slope = g.sigmoid_backward(loss, x if scale == 1 else x * scale)
-    return at.loss * (slope * (g.tanh(x * (scale / 2)) * -scale))
+def _by_sigmoid_slope(at: Reverse, loss: Any, x: Any) -> Any:
+    """The slope s (1 - s) has the slope s (1 - s) (1 - 2 s), and 1 - 2 s is -tanh(x / 2)."""
+    return at.loss * (at.graph.sigmoid_backward(loss, x) * (at.graph.tanh(x * 0.5) * -1.0))
 
 
 unary("sigmoid", _sigmoid, "1 / (1 + exp(-x))", FUNCTION, ulps=8, gradient=by_backward)

@@ -247,7 +247,7 @@ class Matcher:
         """Returns the product of queries and keys that scores are made of; what depends on it becomes a member."""
         graph, whole = self.graph, op.matmul().when(lambda _, node: node.output.shape == score.shape)
         # An operand of which only the shape matters, as gen_index's, need not be followed.
-        cone = made_of(graph, score, lambda node: node.values if node.kind is Kind.POINTWISE else None)
+        cone = made_of(graph, [score], lambda node: node.values if node.kind is Kind.POINTWISE else None)
         makers = {graph.producer(t) for t in (score, *(t for values in cone.values() for t in values))}
         products = [node for node in makers if node is not None and whole.fits(graph, node)]
         if len(products) != 1:

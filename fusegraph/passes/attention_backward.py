@@ -46,7 +46,6 @@ class _Sum:
 class _Match:
     """The nodes between the products of queries and keys and the gradients."""
 
-    exponential: Node
     made: tuple[Node, ...]
     members: frozenset[Node]
 
@@ -227,7 +226,7 @@ class _Gradients(Matcher):
             node("queries", ("first", by_queries, None), ("by_scores", None, by_score.output if kept else None)),
             *((node("keys", first, second),) if together else (node("keys", first), node("keys", second))),
         )
-        return _Match(exponential, tuple(n for n in kernels if n is not None), members)
+        return _Match(tuple(n for n in kernels if n is not None), members)
 
     def _weighed(self, p: Tensor, by_score: Node) -> Tensor:
         """Returns what the loss is multiplied with: the probabilities, or something linear in them."""

@@ -156,4 +156,4 @@ def evaluated(graph: Graph, members: Collection[Node], last: Tensor, first: Node
         own = node is not first and node.kind is Kind.POINTWISE
         return node.values if own and (node in members or whole or node.op.cheap) else None
 
-    return made_of(graph, last, followed).keys()
+    return made_of(graph, [last], followed).keys()

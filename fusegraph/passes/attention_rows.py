@@ -49,12 +49,12 @@ def _pointwise(node: Node) -> list[Tensor] | None:
 
 def _random(graph: Graph, tensor: Tensor) -> bool:
     """Returns true if pointwise nodes make a tensor of random numbers."""
-    return any(node.op.random for node in made_of(graph, tensor, _pointwise))
+    return any(node.op.random for node in made_of(graph, [tensor], _pointwise))
 
 
 def _finite(graph: Graph, score: Tensor, product: Node) -> bool:
     """Returns true if no score is minus infinity, the product of queries and keys being finite."""
-    nodes = made_of(graph, score, _pointwise)
+    nodes = made_of(graph, [score], _pointwise)
     leaves = {score, *(t for operands in nodes.values() for t in operands)} - {node.output for node in nodes}
     return all(node.op.finite for node in nodes) and all(
         t is product.output or (t.value is not None and bool(np.isfinite(t.value.astype(np.float64)).all()))

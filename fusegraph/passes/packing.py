@@ -7,7 +7,7 @@ tensors; the graph that runs in every call takes these as inputs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from fusegraph.graph import Graph, Node, Tensor
@@ -18,6 +18,7 @@ from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.parameters import fixed, memory, most_bytes
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, same
+from fusegraph.pattern import made_of
 
 #: A packed copy may be so much larger than what it is made of, or have so few bytes.
 MOST_GROWTH, SMALL_BYTES = 1.5, 1 << 16
@@ -71,7 +72,9 @@ def _parts(graph: Graph, known: set[Tensor], alone: Container[str]) -> tuple[set
     cost nothing, are not, nor is what makes operands of products of fewer bytes.
     """
     kept = {node for node in graph.nodes if not known.issuperset(node.outputs)}
-    kept |= _behind(graph, [t for t in graph.outputs if t in known])  # what leaves the graph is written by every call
+    kept.update(
+        made_of(graph, [t for t in graph.outputs if t in known])
+    )  # what leaves the graph is written by every call
     stored = _stored(graph)
     packed: dict[Tensor, None] = {}
     stack = [t for node in kept for t in node.inputs if t in known]
@@ -108,7 +111,7 @@ def _is_worthwhile(graph: Graph, node: Node) -> bool:
 
     That is not so for pointwise work that makes more bytes of fewer: a kernel does that as it reads them.
     """
-    behind = _behind(graph, node.outputs)
+    behind = made_of(graph, node.outputs)
     sources = {t for n in behind for t in n.inputs if graph.producer(t) is None}
     if not sources:
         return False
@@ -119,21 +122,9 @@ def _is_worthwhile(graph: Graph, node: Node) -> bool:
     return made <= MOST_GROWTH * read or (made <= SMALL_BYTES and not widens)
 
 
-def _behind(graph: Graph, tensors: Iterable[Tensor]) -> set[Node]:
-    """Returns the nodes that tensors are made by."""
-    found: set[Node] = set()
-    stack = list(tensors)
-    while stack:
-        node = graph.producer(stack.pop())
-        if node is not None and node not in found:
-            found.add(node)
-            stack += node.inputs
-    return found
-
-
 def _packing(graph: Graph, packed: Sequence[Tensor]) -> tuple[Graph, dict[Tensor, tuple[str, ...]]]:
     """Returns the graph that makes packed tensors, and the names of the parameters that each is made of."""
-    behind = _behind(graph, packed)
+    behind = made_of(graph, packed)
     rewrite = Rewrite(graph)
     made = rewrite.graph
     for node in graph.nodes:
@@ -150,6 +141,6 @@ def _packing(graph: Graph, packed: Sequence[Tensor]) -> tuple[Graph, dict[Tensor
     made.parameters = set()
     sources = {}
     for tensor in packed:
-        taken = {t for node in _behind(graph, [tensor]) for t in node.inputs}
+        taken = {t for node in made_of(graph, [tensor]) for t in node.inputs}
         sources[tensor] = tuple(t.name for t in graph.inputs if t in taken)
     return made, sources

@@ -29,7 +29,7 @@ def place(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
     inline = _inline(graph, known)
     return replaced(
         graph,
-        lambda node: len(node.outputs) == 1 and _wanting(graph, node, known, inline),
+        lambda node: len(node.outputs) == 1 and _wanting(node, known, inline),
         lambda rewrite, node, _: _Writer(rewrite, node, known).write(),
     )
 
@@ -43,13 +43,13 @@ def _inline(graph: Graph, known: Mapping[Tensor, Known]) -> set[Tensor]:
     return found
 
 
-def _wanting(graph: Graph, node: Node, known: Mapping[Tensor, Known], inline: set[Tensor]) -> bool:
+def _wanting(node: Node, known: Mapping[Tensor, Known], inline: set[Tensor]) -> bool:
     """Tells whether a node can be written more simply."""
     found = known.get(node.output)
     if _varies(found):
         return False  # it is one of the numbers that `_Writer` writes, or follows from those
     if found is not None and found.value is not None:
-        return not _is_number(graph, node)
+        return not _is_number(node)
     if _chosen(node, known) is not None or _neutral(node, known) is not None:
         return True
     if _follows(found):
@@ -71,7 +71,7 @@ def _follows(found: Known | None) -> bool:
     return found.conditions is not None and all(abs(step) <= 1 for c in found.conditions for step in c.steps)
 
 
-def _is_number(graph: Graph, node: Node) -> bool:
+def _is_number(node: Node) -> bool:
     """Tells whether a node repeats one number."""
     x = node.inputs[0]
     return node.op.role is Role.BROADCAST and x.value is not None and x.size == 1

@@ -22,16 +22,7 @@ from fusegraph.ops.base import Kind, Op, Role, TensorType
 from fusegraph.ops.convert import from_reference, to_reference
 from fusegraph.ops.evaluate import evaluate
 from fusegraph.ops.modes import MODES, Combined
-from fusegraph.passes.known import (
-    EITHER,
-    FALSE,
-    TRUE,
-    Known,
-    Linear,
-    constant,
-    fitting,
-    limits,
-)
+from fusegraph.passes.known import EITHER, FALSE, TRUE, Known, Linear, constant, fitting, limits
 
 #: The largest constant that is looked at.
 MOST_ELEMENTS = 1 << 16

@@ -20,13 +20,7 @@ from fusegraph.lowering.choices import MADE, Choice, whether
 from fusegraph.lowering.rows import has_segments, walk_chunk
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewritten
-from fusegraph.passes.split_reductions import (
-    Split,
-    candidates,
-    chunk,
-    of_whole,
-    split_for,
-)
+from fusegraph.passes.split_reductions import Split, candidates, chunk, of_whole, split_for
 from fusegraph.pattern import followers, made_of
 
 #: Shape of what is reduced, axes of the rows, axes of the columns.
@@ -102,5 +96,5 @@ def _leaves(graph: Graph, x: Tensor) -> frozenset[Tensor]:
     def as_large(node: Node) -> list[Tensor] | None:
         return [t for t in node.inputs if t.size == x.size] if node.kind is Kind.POINTWISE else None
 
-    nodes = made_of(graph, x, as_large)
+    nodes = made_of(graph, [x], as_large)
     return frozenset({x}.union(*nodes.values()).difference(*(node.outputs for node in nodes)))

@@ -17,12 +17,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import MADE, whether
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewritten
-from fusegraph.passes.split_reductions import (
-    SHORT_BYTES,
-    Split,
-    candidates,
-    split_for,
-)
+from fusegraph.passes.split_reductions import SHORT_BYTES, Split, candidates, split_for
 
 #: The name of the pass.
 NAME = "reductions of results"

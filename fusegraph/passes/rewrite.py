@@ -13,7 +13,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.choices import Choice
 from fusegraph.ops import TABLE
 from fusegraph.passes.partition import Decision, Partition
-from fusegraph.pattern import Found, Pattern
+from fusegraph.pattern import Found, Pattern, made_of
 
 T = TypeVar("T")
 
@@ -180,13 +180,7 @@ def copied(graph: Graph, tensor: Tensor, part: str, strides: tuple[int, ...]) ->
 
 def remove_dead(graph: Graph) -> None:
     """Removes the nodes that no output depends on, and the constants that no node takes."""
-    live: set[Node] = set()
-    stack = list(graph.outputs)
-    while stack:
-        node = graph.producer(stack.pop())
-        if node is not None and node not in live:
-            live.add(node)
-            stack += node.inputs
+    live = made_of(graph, graph.outputs)
     for node in reversed(graph.nodes):
         if node not in live:
             graph.remove_node(node)

@@ -16,6 +16,7 @@ from fusegraph import networks as nx
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.ops.base import Kind
 from fusegraph.passes.partition import Partition, edges
+from fusegraph.pattern import made_of
 
 #: Kinds of nodes that may get an operand in registers; the others take theirs from memory.
 FROM_REGISTERS = frozenset({Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.POOLING})
@@ -25,21 +26,8 @@ _SOURCE, _SINK = "source", "sink"
 
 def forward_of(given: Graph, graph: Graph, counterparts: Mapping[Tensor, Tensor]) -> frozenset[Node]:
     """Returns the nodes of a graph that stand for what losses of the graph as given follow from."""
-    before = _behind(given, set(given.losses))
-    return frozenset(
-        node
-        for tensor in _behind(graph, {counterparts[t] for t in before if t in counterparts})
-        if (node := graph.producer(tensor)) is not None
-    )
-
-
-def _behind(graph: Graph, tensors: set[Tensor]) -> set[Tensor]:
-    """Returns tensors and all that they follow from."""
-    if tensors:
-        for node in reversed(graph.nodes):
-            if not tensors.isdisjoint(node.outputs):
-                tensors.update(node.inputs)
-    return tensors
+    before = {*given.losses, *(t for node in made_of(given, given.losses) for t in node.inputs)}
+    return frozenset(made_of(graph, [counterparts[t] for t in before if t in counterparts]))
 
 
 #: What is computed again: consumer -> tensor that it takes -> the nodes that compute it, for this consumer's kernel.

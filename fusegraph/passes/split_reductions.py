@@ -242,7 +242,7 @@ class _Writer:
             combine = {"mode": second, "axes": node.attributes["axes"], "keepdims": keepdims}
             self._combine(node, x, result, parts, combine, after)
             return
-        parts = self._reduced(node, x, result, first, axes, size)
+        parts = self._reduced(node, x, first, axes, size)
         left = (1 + d - sum(axis < d for axis in axes) for d in rest)
         combine = {"mode": second, "axes": (0, *left), "keepdims": False}
         if rest and keepdims:  # axis 0 goes, the others stay: one after the other
@@ -271,8 +271,8 @@ class _Writer:
         It is made of the squared deviations from the mean of each part, and of those means from the mean of all.
         """
         axes = node.attributes["axes"]
-        sums = self._reduced(node, x, result, "add", axes, size)
-        own = self._reduced(node, x, result, "squared_deviation", axes, size)
+        sums = self._reduced(node, x, "add", axes, size)
+        own = self._reduced(node, x, "squared_deviation", axes, size)
         count = self._counts(node, sums, prod(x.shape[d] for d in axes), size)
         means = self._add(node, "part means", TABLE["div"], sums, count)
         apart = self._add(node, "apart", TABLE["sub"], means, mean)
@@ -295,7 +295,7 @@ class _Writer:
         counts[-1] = length - (len(counts) - 1) * size
         return self._graph.constant(counts, dtype=parts.dtype)
 
-    def _reduced(self, node: Node, x: Tensor, result: Tensor, mode: str, axes: tuple[int, ...], size: int) -> Tensor:
+    def _reduced(self, node: Node, x: Tensor, mode: str, axes: tuple[int, ...], size: int) -> Tensor:
         """Returns the parts of a reduction; those of another one if they are the same."""
         keepdims = node.attributes["keepdims"]
         key = (x, mode, axes, keepdims, size)

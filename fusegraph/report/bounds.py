@@ -25,6 +25,7 @@ from fusegraph.ops.contraction import TF32
 from fusegraph.ops.convert import round_to, to_reference
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.decompose import decompose
+from fusegraph.pattern import made_of
 from fusegraph.report.bounds_bf16x6 import underflow
 from fusegraph.report.bounds_combined import reduction, scan, scatter, tiny
 from fusegraph.report.bounds_sparse import left_out
@@ -108,13 +109,8 @@ def _exact(stored: Mapping[Tensor, Array]) -> dict[Tensor, tuple[Array, Array]]:
 
 def _between(graph: Graph, targets: Iterable[Tensor], known: Collection[Tensor]) -> list[Node]:
     """Returns the nodes that tensors follow from, back to those that are known, in the order of the graph."""
-    found, stack = set[Node](), list(targets)
-    while stack:
-        tensor = stack.pop()
-        node = None if tensor in known else graph.producer(tensor)
-        if node is not None and node not in found:
-            found.add(node)
-            stack += node.inputs
+    left = [t for t in targets if t not in known]
+    found = made_of(graph, left, lambda node: [t for t in node.inputs if t not in known])
     return [node for node in graph.nodes if node in found] if found else []
 
 

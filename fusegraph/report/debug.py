@@ -189,11 +189,7 @@ def _wrong_output(executable: Executable, graph: Graph, inputs: Mapping[str, Arr
 
 
 def first_not_finite(
-    graph: Graph,
-    inputs: Mapping[str, Array],
-    setup: Setup,
-    *,
-    progress: Callable[[str], object] = lambda _: None,
+    graph: Graph, inputs: Mapping[str, Array], setup: Setup, *, progress: Callable[[str], object] = lambda _: None
 ) -> Finding | None:
     """Returns the first node that makes a NaN of none, or an infinity of finite numbers; None if there is no such.
 
@@ -233,9 +229,7 @@ def _search(
 
 
 def _walked(
-    walk: Walk,
-    look: Callable[[Walk, Kernel, Mapping[str, Array]], Finding | None],
-    progress: Callable[[str], object],
+    walk: Walk, look: Callable[[Walk, Kernel, Mapping[str, Array]], Finding | None], progress: Callable[[str], object]
 ) -> Finding | None:
     assert walk.executable.plan is not None
     count, kernels = len(walk.executable.plan.every_kernel), walk.kernels()

@@ -16,6 +16,7 @@ from fusegraph.layout import packed_strides
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Array, Kind
 from fusegraph.ops.convert import from_reference, to_reference
+from fusegraph.pattern import made_of
 from fusegraph.report.check import laid_out
 
 #: Constants of at most so many elements stand in the code; others in a file of arrays.
@@ -73,13 +74,7 @@ def _updated(graph: Graph, node: Node) -> None:
 
 def between(graph: Graph, targets: Iterable[Tensor], known: Collection[str]) -> list[Node]:
     """Returns the nodes from which tensors follow, back to tensors whose names are known, in the graph's order."""
-    found: set[Node] = set()
-    stack = list(targets)
-    while stack:
-        node = graph.producer(stack.pop())
-        if node is not None and node not in found:
-            found.add(node)
-            stack += [t for t in node.inputs if t.name not in known]
+    found = made_of(graph, targets, lambda node: [t for t in node.inputs if t.name not in known])
     return [node for node in graph.nodes if node in found]
 
 

@@ -36,11 +36,7 @@ class Reduced:
 
 
 def reduced(
-    graph: Graph,
-    inputs: Mapping[str, Array],
-    fails: Fails,
-    *,
-    progress: Callable[[str], object] = lambda _: None,
+    graph: Graph, inputs: Mapping[str, Array], fails: Fails, *, progress: Callable[[str], object] = lambda _: None
 ) -> Reduced:
     """Returns the smallest graph found that still fails.
 

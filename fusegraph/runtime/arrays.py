@@ -42,13 +42,7 @@ __all__ = [
 
 
 def allocator(
-    framework: str,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: DType,
-    device: Device,
-    *,
-    stream: int = 0,
+    framework: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: Device, *, stream: int = 0
 ) -> Callable[[], Any]:
     """Returns a function that makes a new array, with undefined contents, at each call.
 

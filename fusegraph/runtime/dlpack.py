@@ -142,10 +142,9 @@ class Imported(NamedTuple):
 class _Owner:
     """Calls the producer's deleter when collected."""
 
-    __slots__ = ("__weakref__", "address")
+    __slots__ = ("__weakref__",)
 
     def __init__(self, address: int, deleter: int | None) -> None:
-        self.address = address
         if deleter:
             weakref.finalize(self, _DELETER(deleter), address).atexit = False
 

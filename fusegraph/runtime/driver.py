@@ -153,9 +153,6 @@ class DeviceProperties:
     sm_count: int
     l2_bytes: int
     shared_optin_bytes: int
-    shared_per_sm_bytes: int
-    registers_per_sm: int
-    max_threads_per_sm: int
     total_memory: int
     clock: float
     memory_rate: float
@@ -205,9 +202,6 @@ def properties(device: int = 0) -> DeviceProperties:
         sm_count=get("MULTIPROCESSOR_COUNT"),
         l2_bytes=get("L2_CACHE_SIZE"),
         shared_optin_bytes=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-        shared_per_sm_bytes=get("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
-        registers_per_sm=get("MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        max_threads_per_sm=get("MAX_THREADS_PER_MULTIPROCESSOR"),
         total_memory=int(call("cuDeviceTotalMem", handle, doing=f"read the memory size of cuda:{device}")),
         clock=get("CLOCK_RATE") / 1e3,
         memory_rate=2 * get("MEMORY_CLOCK_RATE") / 1e3 * get("GLOBAL_MEMORY_BUS_WIDTH") / 8,
@@ -230,7 +224,6 @@ def _handle(device: int) -> Any:
 class Context:
     """The primary context of a device; ``address`` is the value of ``handle``."""
 
-    device: int
     handle: Any
     address: int
 
@@ -247,7 +240,7 @@ def primary_context(device: int = 0) -> Context:
             context = _contexts.get(device)
             if context is None:
                 handle = call("cuDevicePrimaryCtxRetain", ordinal, doing=f"start CUDA on cuda:{device}")
-                context = _contexts[device] = Context(device, handle, int(handle))
+                context = _contexts[device] = Context(handle, int(handle))
     return context
 
 

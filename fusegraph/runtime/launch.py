@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from codegen.spec import Scalar, TensorMap
+from codegen.spec import KernelSource, Scalar, TensorMap
 from fusegraph.errors import ArgumentError, DeviceError
 from fusegraph.runtime import driver, tensor_map
 from fusegraph.runtime.entry_points import context_test
@@ -155,6 +155,21 @@ class Launch:
         self.zeroed = tuple(zeroed)
         self.cluster, self.dependent = cluster, dependent and not self.zeroed and _OVERLAPPING.get()
         self._alone: LaunchSequence | None = None
+
+    @classmethod
+    def of(cls, function: Function, source: KernelSource, n_pointers: int, *, overlapping: bool = False) -> Launch:
+        """Returns a rendered kernel with its configuration; if ``overlapping``, it may start early where it can."""
+        return cls(
+            function,
+            source.grid,
+            source.block,
+            source.dynamic_shared_bytes,
+            n_pointers,
+            source.parameters,
+            cluster=source.cluster,
+            dependent=source.dependent and overlapping,
+            zeroed=source.zeroed,
+        )
 
     def __call__(self, pointers: Sequence[int], stream: int = 0) -> None:
         """Queues the kernel alone, as a LaunchSequence does.  Raises ArgumentError or DeviceError."""

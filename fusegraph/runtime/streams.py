@@ -89,19 +89,7 @@ def _torch_query(torch: Any) -> Callable[[int], int]:
 
 def _cupy_query(cupy: Any) -> Callable[[int], int]:
     current = cupy.cuda.get_current_stream
-
-    def of_device(index: int) -> int:
-        return int(current(index).ptr)
-
-    def of_current_device(index: int) -> int:
-        with cupy.cuda.Device(index):
-            return int(current().ptr)
-
-    try:
-        current(0)
-    except TypeError:  # CuPy before 12
-        return of_current_device
-    return of_device
+    return lambda index: int(current(index).ptr)
 
 
 _queries: dict[str, Callable[[int], int]] = {}

@@ -51,11 +51,7 @@ class ColdTimer:
         self._flushes = 1
 
     def median(
-        self,
-        run: Callable[[], object],
-        repeats: int = 15,
-        warmup: int = 3,
-        before: Callable[[], object] = lambda: None,
+        self, run: Callable[[], object], repeats: int = 15, warmup: int = 3, before: Callable[[], object] = lambda: None
     ) -> float:
         """Returns the median microseconds of ``repeats`` runs (`once`), after ``warmup`` runs that do not count."""
         self.reset()

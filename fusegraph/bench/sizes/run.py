@@ -154,9 +154,7 @@ class _Calls:
     row: Row
 
     def each(
-        self,
-        call: Callable[[int, Mapping[str, int]], Any],
-        error: Callable[[int, Mapping[str, int], Any], float],
+        self, call: Callable[[int, Mapping[str, int]], Any], error: Callable[[int, Mapping[str, int], Any], float]
     ) -> None:
         """Calls until the time is over, or a call fails, and keeps the reason.
 

@@ -85,7 +85,7 @@ def check_counts(node: NodeProto, schema: onnx.defs.OpSchema, wanted: int) -> No
         raise ModelError(f"one of its inputs {schema.inputs[-1].name!r} is left out")
 
 
-def check_attributes(node: NodeProto, schema: onnx.defs.OpSchema, given: Mapping[str, AttributeProto]) -> None:
+def check_attributes(schema: onnx.defs.OpSchema, given: Mapping[str, AttributeProto]) -> None:
     """Raises ModelError for attributes that are unknown, of another type, or missing."""
     for name, attribute in given.items():
         if name not in schema.attributes:

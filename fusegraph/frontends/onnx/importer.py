@@ -227,7 +227,7 @@ class Importer:
             if attribute.name in given:
                 raise ModelError(f"attribute {short(attribute.name)} is given twice")
             given[attribute.name] = attribute
-        functions.check_attributes(node, schema, given)
+        functions.check_attributes(schema, given)
         return {name: self._attribute(a) for name, a in (functions.defaults(schema) | given).items()}
 
     def _attribute(self, attribute: AttributeProto) -> Any:

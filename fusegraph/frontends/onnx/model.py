@@ -91,13 +91,7 @@ class Model:
         made = [plan(self.graph, options, fusion=fusion)]
         measured = None if profile is None else Path(profile)
         return write(
-            made,
-            options.target,
-            Path(path),
-            title=self.graph.name,
-            compiled=compiled,
-            profile=measured,
-            fusion=fusion,
+            made, options.target, Path(path), title=self.graph.name, compiled=compiled, profile=measured, fusion=fusion
         )
 
 
