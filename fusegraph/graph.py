@@ -75,7 +75,7 @@ class Graph(Operations):
         self._nodes: dict[Node, None] = {}
         self._network: nx.MultiDiGraph | None = None  # made when it is asked for
         self._producer: dict[Tensor, Node] = {}
-        self._consumers: dict[Tensor, list[Node]] = {}
+        self.readers: dict[Tensor, list[Node]] = {}  # the nodes that take a tensor, for passes: they look up thousands
         #: What `gradients` were taken of: what these follow from is the forward pass.
         self.losses: list[Tensor] = []
         #: result of a function that writes several nodes -> the call (`fusegraph.calls`)
@@ -337,9 +337,8 @@ class Graph(Operations):
         if (origin := origins.present()) is not None:
             self.origins[node] = origin
         for tensor in dict.fromkeys(node.inputs):
-            self._consumers.setdefault(tensor, []).append(node)
-        for tensor in node.outputs:
-            self._producer[tensor] = node
+            self.readers.setdefault(tensor, []).append(node)
+        self._producer.update(dict.fromkeys(node.outputs, node))
         return node
 
     def remove_node(self, node: Node) -> None:
@@ -347,7 +346,7 @@ class Graph(Operations):
         del self._nodes[node]
         self._network = None
         for tensor in dict.fromkeys(node.inputs):
-            self._consumers[tensor].remove(node)
+            self.readers[tensor].remove(node)
         for tensor in node.outputs:
             del self.tensors[tensor.name], self._producer[tensor]
 
@@ -397,14 +396,7 @@ class Graph(Operations):
 
     def consumers(self, tensor: Tensor) -> list[Node]:
         """Returns the nodes that take a tensor, each once, in the order they were added."""
-        return list(self._consumers.get(tensor, ()))
-
-    @property
-    def readers(self) -> Mapping[Tensor, Sequence[Node]]:
-        """Tensor -> the nodes that take it, if any do, as long as none is added or removed.  For passes, which look up
-        thousands.
-        """
-        return self._consumers
+        return list(self.readers.get(tensor, ()))
 
     def __repr__(self) -> str:
         return f"<Graph {self.name!r}: {len(self.inputs)} inputs, {self.node_count} nodes, {len(self.outputs)} outputs>"
