@@ -147,7 +147,15 @@ MOVEMENT: list[Case] = [
     ("expand", lambda x, i, s: x[:, :1].expand(4, 6, 5) + x),
     ("permute", lambda x, i, s: (x.permute(2, 0, 1) + 1, x.transpose(0, 2) + 1, x[0].t() + 1)),
     ("slice", lambda x, i, s: (x[1:3, ::2] + 1, x[..., -2:] * 2, x[2] + 1, x[:, -1] + 1)),
-    ("unfold", lambda x, i, s: (x.unfold(1, 4, 2) + 1, x.unfold(-1, 2, 3) * 2, x[0, 0, 0].unfold(0, 1, 1) + 1)),
+    (
+        "unfold",
+        lambda x, i, s: (
+            x.unfold(1, 4, 2) + 1,
+            x.unfold(-1, 2, 3) * 2,
+            x.unfold(-2, 2, 1) * 2,
+            x[0, 0, 0].unfold(0, 1, 1) + 1,
+        ),
+    ),
     ("narrow_copy", lambda x, i, s: torch.narrow_copy(x, 1, 2, 3)),
     ("split", lambda x, i, s: [p + 1 for p in x.split([1, 2, 3], dim=1)] + [p + 1 for p in x.split(4, dim=1)]),
     ("unbind", lambda x, i, s: [p + 1 for p in x.unbind(1)][:2]),

@@ -146,6 +146,11 @@ class ScoreFragments(Scores):
         """Whether all products are scores."""
         return self.plain and not self.differ and self.factor is None
 
+    @property
+    def low(self) -> bool:
+        """Whether scores may be the least floats: masks in memory often are."""
+        return any(op.dtype.is_float and any(op.strides[-2:]) for op in self.spec.program.loads)
+
     def define(self) -> None:
         """Writes the function that computes scores from a tile's products."""
         if self.spanned:
@@ -195,12 +200,14 @@ class ScoreFragments(Scores):
 
     def softmax(self, chains: int, rounded: str = "") -> None:
         """Writes the softmax of the scores made last; with a type, exponentials are ``rounded`` before summing."""
-        self._taken_in("softmax", f"{chains}, {rounded}" if rounded else str(chains), "rescale")
+        low = f", {rounded or 'float'}, true" if self.low else f", {rounded}" if rounded else ""
+        self._taken_in("softmax", f"{chains}{low}", "rescale")
 
     def largest(self, chains: int) -> None:
-        """Writes the first half of `softmax`, which leaves the scores as they are."""
+        """Writes the first half of `softmax`, which leaves scores as they are that are not the least floats."""
+        low = ", true" if self.low else ""
         self.w.line("float shift[2];")
-        self.w.line(f"attention::largest<{chains}>(s, rows, unit, shift, rescale);")
+        self.w.line(f"attention::largest<{chains}{low}>(s, rows, unit, shift, rescale);")
 
     def exponentials(self, chains: int) -> None:
         """Writes the second half of `softmax`."""

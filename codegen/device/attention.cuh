@@ -51,9 +51,10 @@ __device__ __forceinline__ uint32 pair<float16>(float first, float second) {
 
 // Updates the largest score of each row with those of a tile.  Gives the shift, which is subtracted from scores before
 // they become exponentials, and the factor by which earlier sums are to be multiplied (rescale).  As there are few
-// warps to switch between, maxima are computed in Chains that do not wait for each other.  Masks are often the least
-// float, which overflows in other units: of a row that has no larger score, the largest is subtracted from scores here.
-template <int Chains, int N>
+// warps to switch between, maxima are computed in Chains that do not wait for each other.  Masks in memory are often the
+// least float, which overflows in other units: if scores may be so Low, and a row has no larger one, the largest is
+// subtracted from them here.
+template <int Chains, bool Low = false, int N>
 __device__ __forceinline__ void largest(float (&score)[N], Rows& rows, float unit, float (&shift)[2],
                                         float (&rescale)[2]) {
 #pragma unroll
@@ -69,7 +70,7 @@ __device__ __forceinline__ void largest(float (&score)[N], Rows& rows, float uni
         found = fmaxf(found, __shfl_xor_sync(0xffffffffu, found, 2));
         shift[f] = found == -infinity<float>() ? 0.0f : unit * found;
         rescale[f] = math::fast_exp2(unit * rows.largest[f] - shift[f]);
-        if (shift[f] == -infinity<float>()) {
+        if (Low && shift[f] == -infinity<float>()) {
             shift[f] = 0.0f;
             rescale[f] = math::fast_exp2(unit * (rows.largest[f] - found));
 #pragma unroll
@@ -117,11 +118,11 @@ __device__ __forceinline__ void exponentials(float (&score)[N], Rows& rows, floa
 // rows; earlier results are to be multiplied by rescale.  A row of nothing but minus infinity has minus infinity as its
 // largest score and the sum 0; any other row has a sum of at least 1, or NaN if there is NaN or infinity among its
 // scores.  All exponentials, and their sums, are 2^lift times as large.
-template <int Chains, class T = float, int N>
+template <int Chains, class T = float, bool Low = false, int N>
 __device__ __forceinline__ void softmax(float (&score)[N], Rows& rows, float unit, float (&rescale)[2],
                                         float lift = 0.0f) {
     float shift[2];
-    largest<Chains>(score, rows, unit, shift, rescale);
+    largest<Chains, Low>(score, rows, unit, shift, rescale);
     exponentials<Chains, T>(score, rows, unit, shift, rescale, lift);
 }
 

@@ -124,7 +124,8 @@ def _unfold(c: Call, x: Tensor, dim: int, size: int, step: int) -> Tensor:
     """Returns windows along an axis, which may overlap, by a gather."""
     if not x.rank:
         return x.reshape(c.form.shape)
-    dim, count = dim % x.rank, c.form.shape[dim]
+    dim %= x.rank
+    count = c.form.shape[dim]
     places = (np.arange(count)[:, None] * step + np.arange(size)).astype(np.int32)
     windows = c.graph.gather(x, c.graph.constant(places.ravel()), axis=dim)
     apart = windows.reshape((*x.shape[:dim], count, size, *x.shape[dim + 1 :]))
