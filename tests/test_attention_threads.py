@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from graphs import ARCHS, check_all, compile_for
+from graphs import ARCHS, check_all, check_on_gpu, compile_for
 
 import fusegraph as fg
 from codegen import best_schedule
@@ -71,6 +71,12 @@ def test_gradients() -> None:
             g.output(grad, name=f"d{name}")
         graphs.append(g)
     check_all(graphs)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    check_on_gpu([graph(*sizes, dtype) for sizes in SIZES for dtype in ("float32", "float64")])
+    check_on_gpu([graph(300, 500, 64, 96, batch=(3, 5))])
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import ARCHS, check_all, compile_for, quick_dtypes
+from graphs import ARCHS, check_all, check_on_gpu, compile_for, quick_dtypes
 
 import fusegraph as fg
 from codegen.target import target
@@ -177,6 +177,11 @@ def test_two_weights_of_one_layer_are_one_kernel(bits: int, scaled: str) -> None
     kernels = [len(plan(g, Options(target=target("h200"))).kernels) for g in graphs]
     assert kernels == [1, 1, 1, 2]  # more rows are multiplied by warpgroups, which decode one weight
     check_all(graphs, arch="sm_90a")
+
+
+@pytest.mark.gpu
+def test_two_weights_of_one_layer_on_a_gpu() -> None:
+    check_on_gpu([pair(bits, rows, "groups", zero) for bits in (8, 4) for rows, zero in ((1, False), (16, True))])
 
 
 def test_weights_that_are_decoded_otherwise_are_two_kernels() -> None:

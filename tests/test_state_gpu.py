@@ -29,6 +29,17 @@ def test_caches(positions: int) -> None:
         assert result.ok, result
 
 
+@pytest.mark.parametrize("place", [0, 63, -1, 64])
+def test_one_kernel_stores_at_one_position_of_two_inputs(place: int) -> None:
+    g = fg.Graph("caches", io_dtype="bfloat16")
+    x, keys, values = g.tensor("x", (8, 128)), g.tensor("keys", (8, 64, 128)), g.tensor("values", (1, 64, 8, 128))
+    at = g.tensor("at", (), "int64")
+    y = g.assign(keys[:, at], g.tanh(x)), g.assign(values[0, at], g.exp(x))
+    g.output(g.reduction(y[0], mode="max", axes=1), name="y")
+    result = check(g, "cuda", {**random_inputs(g), "at": np.asarray(place)})
+    assert result.ok, result
+
+
 def test_regions_and_swaps() -> None:
     g = fg.Graph("regions")
     x, y, v = g.tensor("x", (64, 96)), g.tensor("y", (64, 96)), g.tensor("v", (64, 32))
