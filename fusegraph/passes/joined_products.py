@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from codegen.declined import Declined
+from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
@@ -157,7 +158,7 @@ def _views(graph: Graph, tensor: Tensor) -> Iterator[Tensor]:
 
 def _joins(graph: Graph, branches: Sequence[_Branch]) -> Joined | None:
     """Returns the joined parameter of products; None if they, or what follows them, are not alike."""
-    steps = [[(n.op, repr(dict(n.attributes)), n.output.dtype) for n, _ in b.behind] for b in branches]
+    steps = [[(n.op, repr(dict(n.attributes)), n.output.dtype, row.dtype) for n, row in b.behind] for b in branches]
     longest = max(steps, key=len)
     if any(each != longest[: len(each)] for each in steps):
         return None
@@ -256,8 +257,8 @@ def _write(rewrite: Rewrite, found: _Branches, names: dict[str, tuple[str, ...]]
     weight = made_alike.write(graph, found.weight, leaf, names)
     whole = _node(graph, first.product, (rewrite.new[first.x], weight), weight.shape[1])
     names[whole.name] = tuple([b.product.output.name for b in found.branches])
-    for number, (node, _) in enumerate(found.longest.behind):
-        rows = [_rows(rewrite, b, number, node) for b in found.branches]
+    for number, (node, like) in enumerate(found.longest.behind):
+        rows = [_rows(rewrite, b, number, node, like.dtype) for b in found.branches]
         row = named(graph.apply(TABLE["concatenate"], rows, {"axis": 0}), node.name, "joined row")
         whole = _node(graph, node, (whole, row), weight.shape[1])
         names[whole.name] = tuple([b.behind[number][0].output.name for b in found.branches if number < len(b.behind)])
@@ -280,12 +281,12 @@ def _node(graph: Graph, like: Node, inputs: tuple[Tensor, ...], width: int) -> T
     return graph.add_node(Node(like.op, inputs, like.attributes, made)).output
 
 
-def _rows(rewrite: Rewrite, branch: _Branch, number: int, like: Node) -> Tensor:
-    """Returns the row that a branch adds or multiplies by in the place of a node, in one dimension; numbers that change
-    nothing if it does not.
+def _rows(rewrite: Rewrite, branch: _Branch, number: int, node: Node, dtype: DType) -> Tensor:
+    """Returns the row that a branch has in the place of a node behind its product, in one dimension; numbers of this
+    dtype that change nothing if it has none.
     """
     if number >= len(branch.behind):
-        dtype = next(t.dtype for t in like.inputs if t.dtype.is_float) if like.inputs else like.output.dtype
-        return rewrite.graph.constant(np.full(branch.width, _NEUTRAL[like.op.role], np.float32), dtype=dtype)
+        values = np.full(branch.width, _NEUTRAL[node.op.role], np.float32)
+        return rewrite.graph.constant(values, dtype=dtype)
     row = rewrite.new[branch.behind[number][1]]
     return row if row.rank == 1 else rewrite.graph.apply(TABLE["reshape"], (row,), {"shape": (branch.width,)})

@@ -55,48 +55,64 @@ def joined(graph: Graph, tensors: Sequence[Tensor], axis: int, nodes: Container[
 
     None if they are not made alike, or the axis is not one of what they are made of.
     """
-    first = tensors[0]
-    whole = [(*t.shape[:axis], 0, *t.shape[axis + 1 :]) for t in tensors]
-    if any(t.dtype != first.dtype for t in tensors) or len(set(whole)) > 1:
-        return None
-    makers = [n if (n := graph.producer(t)) in nodes else None for t in tensors]
-    if None in makers:
-        return Joined(tuple(tensors), axis) if not any(makers) else None
-    made = [n for n in makers if n is not None]
-    node = made[0]
-    along = _along(node, axis)
-    if along is None or any(n.op is not node.op or _along(n, axis) != along for n in made):
-        return None
-    attributes = [_widened(n, axis, sum(t.shape[axis] for t in tensors)) for n in made]
-    if len({repr(each) for each in attributes}) > 1:
-        return None
-    inputs = []
-    for place, own in enumerate(along):
-        operands = [n.inputs[place] for n in made]
-        found = _same(graph, operands) if own is None else joined(graph, operands, own, nodes)
-        if found is None:
+    return _Joining(graph, nodes).of(tuple(tensors), axis)
+
+
+class _Joining:
+    """Finds how tensors are joined; what several nodes take is looked at once."""
+
+    def __init__(self, graph: Graph, nodes: Container[Node]) -> None:
+        self._graph, self._nodes = graph, nodes
+        self._found: dict[tuple[tuple[Tensor, ...], int], Joined | None] = {}
+        self._equal: dict[tuple[Tensor, Tensor], bool] = {}
+
+    def of(self, tensors: tuple[Tensor, ...], axis: int) -> Joined | None:
+        key = tensors, axis
+        if key not in self._found:
+            self._found[key] = self._joined(tensors, axis)
+        return self._found[key]
+
+    def _joined(self, tensors: tuple[Tensor, ...], axis: int) -> Joined | None:
+        first = tensors[0]
+        beside = [(*t.shape[:axis], 0, *t.shape[axis + 1 :]) for t in tensors]
+        if any(t.dtype != first.dtype for t in tensors) or len(set(beside)) > 1:
             return None
-        inputs.append(found)
-    return Joined(tuple(tensors), axis, node, tuple(inputs), attributes[0])
+        made = [n for t in tensors if (n := self._graph.producer(t)) is not None and n in self._nodes]
+        if len(made) < len(tensors):
+            return None if made else Joined(tensors, axis)
+        node = made[0]
+        along, size = _along(node, axis), sum(t.shape[axis] for t in tensors)
+        attributes = _widened(node, axis, size)
+        alike = [n.op is node.op and _along(n, axis) == along for n in made]
+        if along is None or not all(alike) or any(repr(_widened(n, axis, size)) != repr(attributes) for n in made):
+            return None
+        inputs = []
+        for place, own in enumerate(along):
+            operands = tuple([n.inputs[place] for n in made])
+            found = self._same(operands) if own is None else self.of(operands, own)
+            if found is None:
+                return None
+            inputs.append(found)
+        return Joined(tensors, axis, node, tuple(inputs), attributes)
 
+    def _same(self, tensors: Sequence[Tensor]) -> Joined | None:
+        """Returns the one value that all tensors are; None if they may differ."""
+        first = tensors[0]
+        return Joined((first,), None) if all(self._alike(first, t) for t in tensors) else None
 
-def _same(graph: Graph, tensors: Sequence[Tensor]) -> Joined | None:
-    """Returns the one value that all tensors are; None if they may differ."""
-    first = tensors[0]
-    return Joined((first,), None) if all(_equal(graph, first, t) for t in tensors) else None
+    def _alike(self, a: Tensor, b: Tensor) -> bool:
+        """Tells whether two tensors are one, equal constants, or made of such by alike nodes."""
+        if (a, b) not in self._equal:
+            self._equal[a, b] = a is b or (a.type == b.type and self._made_alike(a, b))
+        return self._equal[a, b]
 
-
-def _equal(graph: Graph, a: Tensor, b: Tensor) -> bool:
-    if a is b:
-        return True
-    if a.type != b.type:
-        return False
-    if a.is_constant or b.is_constant:
-        return a.value is not None and b.value is not None and np.array_equal(a.value, b.value)
-    one, two = graph.producer(a), graph.producer(b)
-    if one is None or two is None or one.op is not two.op or repr(one.attributes) != repr(two.attributes):
-        return False
-    return all(_equal(graph, x, y) for x, y in zip(one.inputs, two.inputs, strict=True))
+    def _made_alike(self, a: Tensor, b: Tensor) -> bool:
+        if a.value is not None or b.value is not None:
+            return a.value is not None and b.value is not None and np.array_equal(a.value, b.value)
+        one, two = self._graph.producer(a), self._graph.producer(b)
+        if one is None or two is None or one.op is not two.op or repr(one.attributes) != repr(two.attributes):
+            return False
+        return all(self._alike(x, y) for x, y in zip(one.inputs, two.inputs, strict=True))
 
 
 def _along(node: Node, axis: int) -> tuple[int | None, ...] | None:
@@ -116,8 +132,8 @@ def _along(node: Node, axis: int) -> tuple[int | None, ...] | None:
         own = _broadcast(node.inputs[0], node.output, axis)
         return None if own is None else (own,)
     if node.op.role is Role.RESHAPE:
-        before = prod(shape[:axis])
-        places = [d for d, size in enumerate(source) if prod(source[:d]) == before and size == shape[axis]]
+        # What is behind the axis may be divided otherwise: joined are runs of elements in row-major order.
+        places = [d for d in range(len(source)) if prod(source[:d]) == prod(shape[:axis])]
         return (places[-1],) if places else None
     if node.op.role is Role.SLICE:
         return (axis,) if source[axis] == shape[axis] and attributes["steps"][axis] == 1 else None
