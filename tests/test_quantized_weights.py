@@ -152,6 +152,23 @@ def test_products_with_several_weights_are_joined_as_codes() -> None:
     check_all([g])
 
 
+@pytest.mark.parametrize("kind", ["uint4", "int4", "uint2", "float4_e2m1"])
+def test_layers_that_are_alike_stay_as_they_are_stored(kind: str) -> None:
+    """Common subexpressions make the shifts of all their bytes one tensor, as large as a weight: nothing reads it."""
+    g = fg.Graph("layers", "bfloat16")
+    x = g.tensor("x", (1, 128))
+    for n in range(3):
+        made = g.cast(g.tensor(f"w{n}", (128, 128), kind, parameter=True), "bfloat16").reshape(128, 2, 64)
+        x = g.relu(x @ (made * g.tensor(f"s{n}", (128, 2, 1), parameter=True)).reshape(128, 128).T)
+    g.output(x, name="y")
+    for machine in ("h200", "sm_80"):
+        made = plan(g, Options(target=target(machine)))
+        assert (len(made.kernels), made.packing) == (3, None)
+        weights = [max(k.group.reads, key=lambda t: t.nbytes) for k in made.kernels]
+        assert [t.nbytes for t in weights] == [128 * 128 * dt.BY_NAME[kind].bits // 8] * 3
+    check_all([g])
+
+
 def pair(bits: int, rows: int, scaled: str, zero: bool) -> Any:
     """Returns the graph of a gated layer of two weights (128, 256) of so many bits, whose results meet."""
     g = fg.Graph("gated", "bfloat16")

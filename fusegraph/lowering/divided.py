@@ -8,7 +8,7 @@ the product: N x K is N x K / 64 x 64.  Movement is followed back from the opera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -36,11 +36,13 @@ Cuts: TypeAlias = Mapping[Place, tuple[int, ...]]
 _BATCH, _INNER, _OUTER = "batch", "inner", ("rows", "cols")
 
 
-def made_of_less(graph: Graph, operand: Tensor, taker: Node, *, narrowed: bool = False) -> tuple[Node, ...]:
+def made_of_less(
+    graph: Graph, operand: Tensor, taker: Node, *, narrowed: bool = False, beside: Container[Tensor] = ()
+) -> tuple[Node, ...]:
     """Returns the nodes that make an operand for one node alone of fewer bytes than it has; none if there are none.
 
     They are pointwise nodes and views.  With ``narrowed`` they may begin at results that have fewer bytes than what
-    they are made of, as numbers do that have just been quantised.
+    they are made of, as numbers do that have just been quantised.  Others may take what is ``beside``, too.
     """
     outputs = graph.output_numbers
     for stops in (False, True) if narrowed else (False,):
@@ -53,7 +55,7 @@ def made_of_less(graph: Graph, operand: Tensor, taker: Node, *, narrowed: bool =
                 continue
             if stops and tensor.nbytes < max((t.nbytes for t in node.inputs), default=0):
                 continue
-            if all(n in members or n is taker for n in graph.consumers(tensor)):
+            if tensor in beside or all(n in members or n is taker for n in graph.consumers(tensor)):
                 members.add(node)
                 stack += node.inputs
         if is_smaller(operand, members) and _computes(members):

@@ -50,6 +50,7 @@ from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
 from fusegraph.passes.shared_heads import share_heads
+from fusegraph.passes.shared_positions import count_apart
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
 from fusegraph.passes.single_elements import combine_single_elements
 from fusegraph.passes.sparse_products import multiply_sparsely
@@ -116,6 +117,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("batches", take_apart),
     Pass("shared heads", share_heads),
     Pass(shared_codes.NAME, shared_codes.copy_codes),
+    Pass("shared positions", count_apart),
     Pass("large pools", reduce_pools, When.ALWAYS),
     Pass(GRADIENTS, recognise_backward),
     Pass(ATTENTION, recognise),
