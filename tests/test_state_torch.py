@@ -280,36 +280,6 @@ def test_decoder_steps(positions: int, made: list[KernelExecutable[Any]]) -> Non
     assert not any(t.nbytes >= ours.keys.nbytes for k in plan.kernels for t in k.group.writes)
 
 
-class Turned(nn.Module):
-    """Keys and values of a token that are made of one tensor, and stored at one position of two caches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.k, self.v = (nn.Linear(32, 16, bias=False) for _ in range(2))
-        self.register_buffer("keys", torch.zeros(1, 2, 12, 8))
-        self.register_buffer("values", torch.zeros(1, 2, 12, 8))
-
-    def forward(self, x: Any, at: Any, cos: Any, sin: Any) -> Any:
-        k, v = (f(x).view(1, 1, 2, 8).transpose(1, 2) for f in (self.k, self.v))
-        a, b = k.chunk(2, -1)
-        self.keys.index_copy_(2, at, torch.cat((a * cos - b * sin, b * cos + a * sin), -1).exp())
-        self.values.index_copy_(2, at, v)
-        return (self.keys * self.values).sum((1, 3))
-
-
-def test_what_is_stored_at_one_position_is_one_kernel(made: list[KernelExecutable[Any]]) -> None:
-    ours = Turned().eval()
-    theirs = copy.deepcopy(ours)
-    compiled = torch.compile(ours, backend="fusegraph")
-    with torch.no_grad():
-        for place in (0, 11, 5):
-            given = torch.randn(1, 1, 32), torch.tensor([place]), torch.rand(4), torch.rand(4)
-            torch.testing.assert_close(compiled(*given), theirs(*given))
-            torch.testing.assert_close((ours.keys, ours.values), (theirs.keys, theirs.values))
-    (executable,) = made
-    assert families(executable) == ["contraction", "pointwise", "rows"]
-
-
 def repeated(x: Any, times: int) -> Any:
     """Repeats heads of keys, as decoders do that leave nothing to the operator of attention."""
     b, heads, length, d = x.shape
