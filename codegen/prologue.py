@@ -175,7 +175,9 @@ class Prologue:
                 n, text = value.operand, f"{self.pointers[product * len(program.loads) + value.operand]}[0]"
                 if self._pairs:
                     terms[value] = self._names.unique(program.loads[n].name, "_s")
-                    self.w.line(f"const {pair_type(program.loads[n].dtype)} {terms[value]} = {text};")
+                    own, made = program.loads[n].dtype, self.gather.operand.dtype
+                    text = text if own == made else f"convert<{made.ctype}>({text})"
+                    self.w.line(f"const {pair_type(made)} {terms[value]} = {text};")
                 else:
                     terms[value] = constant(self.w, self._names, program, n, text, "_s")
             emitter.statements(self.w, terms, lambda k: not self._varies[k])

@@ -169,6 +169,15 @@ def test_layers_that_are_alike_stay_as_they_are_stored(kind: str) -> None:
     check_all([g])
 
 
+@pytest.mark.parametrize("io", ["float16", "bfloat16"])
+def test_one_zero_point_of_codes(io: str) -> None:
+    g = fg.Graph("one", io)
+    codes, zero = g.tensor("w", (32, 64), "uint8"), g.tensor("z", (1, 1), "uint8")
+    w = (g.cast(codes, io) - g.cast(zero, io)) * g.tensor("s", (1, 1))
+    g.output(g.tensor("x", (1, 64)) @ w.T, name="y")
+    check_all([g])
+
+
 def pair(bits: int, rows: int, scaled: str, zero: bool) -> Any:
     """Returns the graph of a gated layer of two weights (128, 256) of so many bits, whose results meet."""
     g = fg.Graph("gated", "bfloat16")
