@@ -89,6 +89,7 @@ def _in_memory(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def _plain(function: Callable[..., T]) -> Callable[..., T]:
+    """Returns a function of a form that takes neither."""
     return _dense(_in_memory(function))
 
 
