@@ -80,6 +80,16 @@ def test_products_of_8_bits_are_whole():
         assert GraphWorkload(graph).bytes == workload.bytes
 
 
+def test_sparse_products_count_what_is_kept():
+    known = functions(SimpleNamespace(nn=SimpleNamespace(functional=None)))
+    for workload in SUITES["sparse"]():
+        (m, k), (n, _) = (i.shape for i in workload.inputs)
+        assert (workload.flops, workload.unit, workload.torch in known) == (m * n * k, "bf16", True)
+        graph = workload.graph()
+        assert {t.name for t in graph.parameters} == {"w"}
+        assert graph.outputs[0].shape == workload.output
+
+
 def test_suites():
     assert [w.name for w in SUITES["board"]()] == [w.name for k in ("memory-bound", "tensor-core") for w in SUITES[k]()]
     assert all(w.flops for w in SUITES["tensor-core"]())

@@ -58,6 +58,7 @@ def functions(torch: Any) -> dict[str, Any]:
         "conv_relu_conv": lambda x, v, w: f.conv2d(torch.relu(f.conv2d(x, v, padding=1)), w, padding=1),
         "int8_conv": lambda x, w: f.conv2d(x, w),
         "scaled_matmul": lambda a, b, of_a, of_b: torch._scaled_mm(a, b, of_a, of_b, out_dtype=torch.bfloat16),
+        "sparse_matmul": _Sparse(torch),
         "relu_matmul": lambda a, b: torch.relu(a) @ b,
         "mlp": lambda x, up, down: f.gelu(x @ up) @ down,
         "row_sums": lambda x: x.sum(-1, keepdim=True, dtype=torch.float32),
@@ -171,6 +172,27 @@ class _Packed:
         return o.transpose(0, 1)[None]
 
 
+class _Sparse:
+    """A linear layer with a 2:4 sparse weight, which ``prepare`` prunes and compresses as torch does by default.
+
+    torch multiplies such a weight, cuSPARSELt's or CUTLASS's product, on the left: the result is transposed.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._weight: Any = None
+
+    def prepare(self, x: Array, w: Array) -> None:
+        torch = self._torch
+        fours = w.reshape(w.shape[0], -1, 4)
+        dropped = fours.abs().float().argsort(-1, stable=True)[..., :2]
+        pruned = fours.scatter(-1, dropped, 0).reshape(w.shape)
+        self._weight = torch.sparse.to_sparse_semi_structured(pruned)
+
+    def __call__(self, x: Array, w: Array) -> Array:
+        return self._torch.nn.functional.linear(x, self._weight)
+
+
 def _window() -> Any:
     return lambda b, h, i, j: (j <= i) & (j > i - 1024)
 
@@ -202,6 +224,7 @@ def alone(torch: Any) -> dict[str, Any]:
         "conv7x7s2_bias_relu": conv(2, 3),
         "linear_gelu": lambda a, b, bias: a @ b,
         "swiglu": lambda x, gate, up: (x @ gate, x @ up),
+        "sparse_matmul": lambda x, w: x @ w.t(),
         "conv_bias_relu_sums": conv(1, 1),
     }
 

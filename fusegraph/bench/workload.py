@@ -21,7 +21,7 @@ from fusegraph.ops.contraction import TF32
 class Input:
     """An input: its name, logical shape, layout (or strides in elements), and dtype (None: the workload's).
 
-    Its values are random if none are given; given ones are in C order.
+    Its values are random if none are given; given ones are in C order.  A parameter is the same in every call.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Input:
     dtype: str | None = None
     strides: tuple[int, ...] | None = None
     values: tuple[int, ...] = ()
+    parameter: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Workload:
         compute = "tf32" if self.unit == "tf32" else "float32"
         graph = Graph(identifier(self.name), io_dtype=self.dtype, compute_dtype=compute)
         tensors = [
-            graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides)
+            graph.tensor(i.name, i.shape, i.dtype, i.layout if i.strides is None else None, i.strides, i.parameter)
             for i in self.inputs
         ]
         result = build(graph, *tensors)

@@ -10,6 +10,7 @@ from fusegraph.bench import attention, models
 from fusegraph.bench.layouts import calls, layouts
 from fusegraph.bench.refused import refused
 from fusegraph.bench.scaled import scaled
+from fusegraph.bench.sparse import sparse
 from fusegraph.bench.workload import Input, Workload, short, transposed
 
 
@@ -184,5 +185,6 @@ SUITES: dict[str, Callable[[], Iterable[Workload]]] = {
     "calls": calls,
     "refused": refused,
     "scaled": scaled,
+    "sparse": sparse,
     "attention": attention.attention,
 }
