@@ -89,7 +89,7 @@ def test_one_block_has_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         return source
 
     monkeypatch.setattr(form, "render", render)
-    graphs = [paged("stored", rows=5, heads=4), paged("scaled", rows=5, heads=4)]
+    graphs = [paged("stored", rows=20, heads=4), paged("scaled", rows=20, heads=4)]
     out = graphs[1].outputs[0]
     graphs[1].output(out * 2.0, name="twice")
 

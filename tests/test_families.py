@@ -97,6 +97,7 @@ def graphs() -> Iterator[fg.Graph]:
         g.output(g.tensor("a", (rows, 64)) @ g.tensor("b", (64, 64), strides=(1, 64)), name="y")
         yield g
     yield gradients(name="capped", rows=40, keys=40, results=3, soft_cap=5.0)
+    yield made(name="thin", dtype="bfloat16", rows=4, keys=40)
     for dtype in ("bfloat16", "float32"):
         yield made(name=dtype, dtype=dtype, rows=40, keys=40)
         yield gradients(name=f"gradients {dtype}", dtype=dtype, rows=40, keys=40, results=3, **CAUSAL)

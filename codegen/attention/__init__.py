@@ -1,5 +1,7 @@
 """The attention family: softmax(scores of queries and keys) times values, in the fastest form an architecture has.
 
+thin   both products by warps, keys and values straight to registers, for at most 16 queries
+       (`codegen.attention.thin`).
 wgmma  both products by warpgroups, tiles brought by TMA (Hopper, `codegen.attention.wgmma`).
 mma    both products by warps, tiles brought by asynchronous copies, any strides (`codegen.attention.mma`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.attention.simt`).
@@ -7,10 +9,11 @@ simt   multiply-adds of single threads, any dtype, any strides, everywhere (`cod
 
 from __future__ import annotations
 
-from codegen.attention import mma, simt, wgmma, wgmma_schedule
+from codegen.attention import mma, simt, thin, wgmma, wgmma_schedule
 from codegen.attention.mma import AttentionMmaSchedule
 from codegen.attention.simt import AttentionSimtSchedule
 from codegen.attention.spec import AttentionSpec
+from codegen.attention.thin import AttentionThinSchedule
 from codegen.attention.wgmma_schedule import AttentionWgmmaSchedule
 from codegen.family import Family, Form
 
@@ -23,6 +26,7 @@ FAMILY = Family(
     "attention",
     AttentionSpec,
     (
+        Form("thin", AttentionThinSchedule, thin.schedules, thin.render, cost=thin.cost),
         Form(
             "wgmma",
             AttentionWgmmaSchedule,

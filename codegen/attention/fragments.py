@@ -285,13 +285,16 @@ class ScoreFragments(Scores):
                 w.line("if (!met) attention::clear(o, f);  // zeros, whatever the values of the keys are")
             if spec.stats is not None:
                 w.line(f"const {self.t} m = m0 + row + f * 8;")
-                scale = literal(spec.scale, "float")
-                scale = scale if self.factor is None else f"{scale} * (positive ? factor : 1.0f)"
-                value = f"{scale} * rows.largest[f] + math::log(rows.total[f])"
-                if self.lift:
-                    value += f" - {literal(self.lift * log(2), 'float')}"
+                value = self.log_sum("rows.largest[f]", "rows.total[f]")
                 text = stored(spec.stats, f"met ? {value} : -infinity<float>()", "float")
                 w.line(f"if (lane % 4 == 0 && m < {spec.rows}) {stats}[{self.offset(spec.stats, 'm')}] = {text};")
+
+    def log_sum(self, largest: str, total: str) -> str:
+        """Returns the C expression of the logarithm of a row's sum, given those of its largest score and its total."""
+        scale = literal(self.spec.scale, "float")
+        scale = scale if self.factor is None else f"{scale} * (positive ? factor : 1.0f)"
+        lifted = f" - {literal(self.lift * log(2), 'float')}" if self.lift else ""
+        return f"{scale} * {largest} + math::log({total}){lifted}"
 
     def store(self, out: str, width: int) -> None:
         """Stores the results, or what the epilogue makes of them, from registers."""

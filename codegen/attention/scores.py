@@ -138,10 +138,17 @@ class Scores(Masks):
         return [*results, *([] if self.spec.stats is None else [names.unique(self.spec.stats.name)])]
 
     def complete(
-        self, arguments: Sequence[str], written: Sequence[str], detail: str, *, tiles: int, threads: int
+        self,
+        arguments: Sequence[str],
+        written: Sequence[str],
+        detail: str,
+        *,
+        tiles: int,
+        threads: int,
+        cluster: int = 1,
     ) -> KernelSource:
-        """Returns the kernel, with a block for each of so many tiles of rows of each batch, given the C names of its
-        arguments, empty for those that are computed, and of what it writes, without the order in which blocks count.
+        """Returns the kernel, with so many blocks for each batch, given the C names of its arguments, empty for those
+        that are computed, and of what it writes, without the order in which blocks count.
         """
         k, spec, blocks = self.w, self.whole, tiles * prod(self.whole.batch)
         k.parameters += [parameter(op, name) for op, name in zip(spec.arguments, arguments) if name]
@@ -149,7 +156,9 @@ class Scores(Masks):
         k.parameters += [parameter(op, name, written=True) for op, name in zip(spec.written, written)]
         program = approximated(spec) if isinstance(spec, AttentionSpec) else spec.program
         details, numbers = (kernel_detail(self.spec), detail), range(len(k.parameters))
-        return k.source(program, details, blocks=blocks, threads=threads, barriers=True, arguments=numbers)
+        return k.source(
+            program, details, blocks=blocks, threads=threads, barriers=True, arguments=numbers, cluster=cluster
+        )
 
     def sunk(self, name: str) -> None:
         """Writes the score of the sink, which is called ``name``, in the unit of the other scores: ``sunk``."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from math import inf, prod
 from typing import Any
 
+from codegen.attention import thin
 from codegen.target import Target
-from fusegraph.dtypes import float32, float64
+from fusegraph.dtypes import bfloat16, float16, float32, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.attention import shares_keys
@@ -29,6 +30,8 @@ NAME, WHOLE = "parts of an attention", "whole"
 ROWS, KEYS, MOST_PARTS = 64, 128, 64
 #: Times, in units of a block's time for a tile: to begin, to combine results, and to combine each part of them.
 BEGINNING, COMBINING, PART = 4.0, 2.5, 0.05
+#: Cycles to combine the results of parts of a few queries, a kernel of its own.
+COMBINING_FEW = 4000.0
 #: Tiles that memory delivers in one unit of time, for each byte in the time of a multiply-add, if blocks are at least
 #: that share of the multiprocessors, and how much slower it is with fewer; the factor by which parts must be faster.
 AT_ONCE, ENOUGH, SLOWER, MARGIN = 38.025, 0.9, 0.1, 1.2
@@ -74,6 +77,8 @@ def _times(node: Node, target: Target) -> dict[int, float]:
         rows = batch.pop()
     work, tiles = prod(batch) * -(-rows // ROWS), -(-keys // KEYS)
 
+    if _is_thin(node, rows):
+        return _thin_times(node, target, prod(batch), keys)
     at_once = AT_ONCE * target.bytes_per_cycle / target.mma
 
     def time(parts: int) -> float:
@@ -82,6 +87,28 @@ def _times(node: Node, target: Target) -> dict[int, float]:
         return BEGINNING + max(of_blocks, of_memory) + (COMBINING + parts * PART if parts > 1 else 0)
 
     return {parts: time(parts) for parts in range(1, min(MOST_PARTS, tiles) + 1)}
+
+
+def _is_thin(node: Node, rows: int) -> bool:
+    """Tells whether few enough queries meet keys that their blocks share: clusters already have parts of them."""
+    q, k, v = multiplied(node)
+    return all(t.dtype in (bfloat16, float16) for t in (q, k, v)) and thin.takes(rows, q.shape[-1], v.shape[-1])
+
+
+def _thin_times(node: Node, target: Target, batch: int, keys: int) -> dict[int, float]:
+    """Returns `_times` of few queries, each part being a cluster's where there are clusters."""
+    q, _, v = multiplied(node)
+    elements = q.shape[-1] + v.shape[-1]
+    row = elements * q.dtype.itemsize
+    cluster = max(thin.CLUSTERS) if target.arch.has_clusters else 1
+    unit = ROWS * KEYS * elements / target.mma
+
+    def time(parts: int) -> float:
+        of_blocks = keys * row / min(parts * cluster, target.sms / batch) / target.sm_rate
+        memory = max(of_blocks, batch * keys * row / target.bytes_per_cycle)
+        return (thin.BEGIN + memory + (COMBINING_FEW if parts > 1 else 0.0)) / unit
+
+    return {parts: time(parts) for parts in range(1, min(MOST_PARTS, -(-keys // KEYS)) + 1)}
 
 
 def _selects_nan(node: Node) -> bool:
