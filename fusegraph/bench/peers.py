@@ -185,7 +185,7 @@ class _Sparse:
     def prepare(self, x: Array, w: Array) -> None:
         torch = self._torch
         fours = w.reshape(w.shape[0], -1, 4)
-        dropped = fours.abs().float().argsort(-1, stable=True)[..., :2]
+        dropped = fours.abs().float().argsort(dim=-1, stable=True)[..., :2]
         pruned = fours.scatter(-1, dropped, 0).reshape(w.shape)
         self._weight = torch.sparse.to_sparse_semi_structured(pruned)
 
