@@ -263,7 +263,7 @@ class Place(NamedTuple):
 def places(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> list[Place]:
     """Returns the places of groups whose kernels run one after the other; the sets are those of `in_order`."""
     groups = [group for group, _, _ in chosen]
-    early = [*map(order.may_come_in_early, groups[1:]), False]
+    early = [*(order.may_come_in_early(group, choice.schedule) for group, _, choice in chosen[1:]), False]
     return [
         Place(group in turned, number == 0, early[number], group in cached, writes_over(group), positions(group))
         for number, group in enumerate(groups)

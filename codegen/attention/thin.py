@@ -295,7 +295,7 @@ class _Renderer:
             with w.block("if (lane % 4 == 0)"):
                 w.line("shared.most[warp][row + f * 8] = rows.largest[f];")
                 w.line("shared.total[warp][row + f * 8] = rows.total[f];")
-            w.line(f"attention::store_values(&shared.sums[warp][row + f * 8][0], o, f);")
+            w.line("attention::store_values(&shared.sums[warp][row + f * 8][0], o, f);")
         w.line("__syncthreads();")
         if s.cluster == 1:
             with w.block(f"for (int i = t; i < {rows * wide}; i += {s.threads})"):

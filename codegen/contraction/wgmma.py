@@ -24,12 +24,12 @@ from codegen.contraction.wgmma_results import results
 from codegen.contraction.wgmma_scales import ScaledWriter
 from codegen.contraction.wgmma_schedule import adds_up_stages, multiplied
 from codegen.epilogue import Epilogue
-from codegen.kernel import Kernel, parameter
+from codegen.kernel import UNTIL_HERE, Kernel, parameter, tile_at
 from codegen.operands import STEP_BYTES, ComputedOperand, Gathered, MappedOperand
 from codegen.pipeline import Signals
 from codegen.prologue import Prologue
 from codegen.scaled_tiles import ScaledOperand
-from codegen.sizes import smaller
+from codegen.sizes import most, smaller
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_path import TilePath
 
@@ -85,6 +85,8 @@ class _Renderer:
         w.parameters += [declared for declared, _ in parameters]
         self._share()
         self._barriers()
+        self._ahead()
+        w.line(UNTIL_HERE)
         with w.block("if (group < 0)"):
             with w.role("producer"):
                 producer(self.loads, self.a, self.b)
@@ -105,6 +107,30 @@ class _Renderer:
             arguments=[argument for _, argument in parameters],
             cluster=s.split_k,
         )
+
+    def _ahead(self) -> None:
+        """Writes requests for a block's first tiles of the large operand to the L2 cache, if the other has one tile."""
+        w, s, block, loads, k = self.w, self.s, self.block, self.loads, self.loads.k
+        sides = [side for side in (self.parts.a, self.parts.b) if isinstance(side, MappedOperand) and not side.im2col]
+        whole = s.split_k == 1 and block.batch == 1 and not (s.gather or s.producer_warpgroups or k.sparse)
+        if len(sides) < 2 or not whole or block.phased or min(most(block.m.tiles), most(block.n.tiles)) > 1:
+            return
+        wide = self.b if most(block.m.tiles) == 1 else self.a
+        w.line("// While the kernel before ends, these are on their way to the L2 cache.")
+        with w.block("if (threadIdx.x == 0)"):
+            at = tile_at("int(blockIdx.x)", block.m.tiles, block.n.tiles, s.raster_group)
+            w.line(f"const Tile at = {at};")
+            first = f"n0 = at.col * {s.tile_n}" if wide is self.b else f"m0 = at.row * {s.tile_m}"
+            w.line(f"const int {first};")
+            stages = k.stages
+            count = min(stages, s.stages) if isinstance(stages, int) else f"min({stages}, {s.stages})"
+            loads.ahead = True
+            with w.block(f"for (int k = 0; k < {count}; ++k)"), loads.repeated("u", k.per_stage):
+                if k.per_stage > 1:
+                    w.line(f"const int item = k * {k.per_stage} + u;")
+                loads.walk("item" if k.per_stage > 1 else "k")
+                wide.load()
+            loads.ahead = False
 
     # ---- heading, parameters and arguments
 

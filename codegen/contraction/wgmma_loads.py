@@ -36,11 +36,15 @@ class OperandWriter:
 
 
 class Loads:
-    """Writes loads of TMA to the stages of the ring; the pipeline's trace is told of each."""
+    """Writes loads of TMA to the stages of the ring; the pipeline's trace is told of each.
+
+    ahead  whether boxes are only brought to the L2 cache, for loads that follow.
+    """
 
     def __init__(self, block: Block) -> None:
         self.block, self.w, self.k = block, block.w, block.parts.reduction
         self.times = 1
+        self.ahead = False
 
     @contextmanager
     def repeated(self, counter: str, count: int, *, always: bool = False) -> Iterator[None]:
@@ -111,6 +115,9 @@ class TileLoads:
         w, side = self._loads.w, self._side
         place = ", ".join(tidy(term.format(**values)) for term in side.terms)
         offsets = ", ".join(f"uint16({tidy(term.format(**values))})" for term in side.offsets)
+        if self._loads.ahead:
+            w.line(f"tma_prefetch_box({name}, {place});")
+            return
         self._loads.block.ring.copied(self._loads.times * box_bytes(self._box))
         if side.im2col:
             w.line(f"tma_load_im2col({target}, {name}, full,")

@@ -48,6 +48,7 @@ inline void fence_async_shared() { fusegraph_cpu::current->block->runtime->fence
         using namespace fusegraph_cpu;                                                                                \
         start(to_blocks(tile(kLoad, shared, map, &barrier, coordinates), mask), "tma_load_multicast", file, line);    \
     }                                                                                                                 \
+    inline void tma_prefetch_box(const TensorMap&, parameters) {}                                                     \
     inline void tma_store(const TensorMap& map, const void* shared, parameters, FUSEGRAPH_WHERE) {                    \
         using namespace fusegraph_cpu;                                                                                \
         start(tile(kStore, shared, map, nullptr, coordinates), "tma_store", file, line);                              \

@@ -33,6 +33,7 @@ __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy
 // tma_load(shared, map, barrier, c0, c1, ...) loads the box at these coordinates.
 // tma_load_multicast(..., mask) loads it into every block of the cluster whose bit is set in the mask, at the same
 // place of its shared memory, and reports to the barrier at the same place.
+// tma_prefetch_box(map, c0, c1, ...) has it brought to the L2 cache.
 // tma_store(map, shared, c0, c1, ...) stores the box; tma_store_add adds it to what is there, atomically.
 #define FUSEGRAPH_TMA_TILED(rank, parameters, coordinates, barrier_, mask_, values)                                    \
     __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, Barrier& barrier, parameters) {       \
@@ -46,6 +47,10 @@ __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy
                      ".multicast::cluster [%0], [%1, {" coordinates "}], [" barrier_ "], " mask_ ";" ::"r"(            \
                          shared_address(shared)), "l"(&map), values, "r"(shared_address(&barrier)), "h"(mask)          \
                      : "memory");                                                                                      \
+    }                                                                                                                  \
+    __device__ __forceinline__ void tma_prefetch_box(const TensorMap& map, parameters) {                               \
+        asm volatile("cp.async.bulk.prefetch.tensor." rank ".L2.global.tile [%0, {" coordinates "}];" ::"l"(&map),     \
+                     "r"(0), values : "memory");                                                                      \
     }                                                                                                                  \
     __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shared, parameters) {                  \
         asm volatile("cp.async.bulk.tensor." rank ".global.shared::cta.tile.bulk_group [%1, {" coordinates "}], [%0];" \

@@ -7,7 +7,13 @@ which is still in the L2 cache.
 from __future__ import annotations
 
 from collections.abc import Set
+from math import prod
 
+from codegen.attention.thin import AttentionThinSchedule
+from codegen.contraction.thin_schedule import ThinSchedule
+from codegen.family import Schedule
+from codegen.sizes import most
+from codegen.spec import ContractionSpec
 from codegen.target import Target
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group, Partition
@@ -17,6 +23,8 @@ from fusegraph.passes.partition import Group, Partition
 LARGE, FEW = 2 / 5, 2 / 15
 #: The families whose blocks go through memory in the order of their numbers, and do not wait for each other.
 FAMILIES = frozenset({"pointwise", "members", "rows"})
+#: Rows or columns of a product that waits for memory.
+THIN = 64
 
 
 def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:
@@ -56,13 +64,16 @@ def found_in_cache(partition: Partition, turned: Set[Group], target: Target) -> 
     return frozenset(found)
 
 
-def may_come_in_early(group: Group) -> bool:
+def may_come_in_early(group: Group, schedule: Schedule) -> bool:
     """Returns true if a kernel's blocks may begin while those of the kernel before end, where these leave room.
 
-    They are then spread unevenly over the GPU.  That costs nothing where they wait for memory, and as much as a second
-    wave where each of them computes, or walks, for as long as the kernel takes.
+    They are then spread unevenly over the GPU.  That costs nothing where they wait for memory, as in products with a
+    thin operand, and as much as a second wave where each of them computes, or walks, for as long as the kernel takes.
     """
-    return _in_order(group)
+    if _in_order(group) or isinstance(schedule, ThinSchedule | AttentionThinSchedule):
+        return True
+    spec = group.lowered.spec
+    return isinstance(spec, ContractionSpec) and min(most(prod(spec.m)), most(prod(spec.n))) <= THIN
 
 
 def _in_order(group: Group) -> bool:
