@@ -114,9 +114,9 @@ def test_launches_overlap() -> None:
     """A kernel waits for the one before where it begins, not where that is launched."""
     assert overlaps(batchnorm_relu((64, 256, 56, 56))) == [["launch"], ["launch", "wait"], ["wait"]]
     assert overlaps(batchnorm_relu((1, 256, 1, 1))) == [[]]
-    for rows, first in ((128, []), (64, ["launch"])):  # blocks that compute are spread evenly, others wait for memory
+    for size, first in ((128, []), (64, ["launch"])):  # blocks that compute are spread evenly, others wait for memory
         g = fg.Graph("products")
-        x, w = g.tensor("x", (rows, 128)), g.tensor("w", (128, 128))
+        x, w = g.tensor("x", (size, 128)), g.tensor("w", (128, 128))
         g.output(g.softmax(g.matmul(g.relu(g.matmul(x, w)), w)), name="y")
         assert overlaps(g) == [first, ["launch", "wait"], ["wait"]]
 
