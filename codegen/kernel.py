@@ -19,6 +19,8 @@ from codegen.trace import Trace
 
 #: The line in front of which a kernel touches no memory but by `prefetch`: where it waits for kernels launched before.
 UNTIL_HERE = "// What kernels launched before write is read from here on."
+#: The line from which on a kernel asks memory for little: blocks of the next one may begin to ask for theirs.
+FROM_HERE = "// What is left to do needs little of memory."
 
 
 class Kernel(Writer):
@@ -197,7 +199,8 @@ def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSour
     """Returns a kernel that is one of several launched one after the other, so that launches overlap.
 
     first  whether none of them is launched before it.
-    early  whether the next one's blocks may come in as soon as all of its own have begun.
+    early  whether the next one's blocks may come in before it ends: as soon as all of its own have begun and waited, or
+           are as far as `FROM_HERE`.  What they ask the L2 cache for would only be in the way before.
 
     Memory that earlier kernels write changes while it waits.  So its inputs may not be __restrict__: the compiler would
     take that as a promise that they do not change, and might move reads to before the wait.
@@ -211,12 +214,15 @@ def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSour
     if not first:
         opening = re.sub(r"(?m)^(    const \w+\*) __restrict__ ", r"\1 ", body[begin:at])
         body, at = body[:begin] + opening + body[at:], begin + len(opening)
-    launch, wait = ("".join(f"    {call}();\n" for call in calls if call.endswith(end)) for end in ("launch", "wait"))
-    body = body[:at] + launch + body[at:]
-    at += len(launch)
     until = body.find(f"    {UNTIL_HERE}\n", at)
     at = until if until >= 0 else at
-    return replace(source, code=head + body[:at] + wait + body[at:], dependent=not first)
+    further = re.search(rf"(?m)^ *{re.escape(FROM_HERE)}\n", body)
+    if early and further:
+        indent = body[further.start() : further.end() - len(FROM_HERE) - 1]
+        body = f"{body[: further.end()]}{indent}grid_dependency_launch();\n{body[further.end() :]}"
+        calls.remove("grid_dependency_launch")
+    text = "".join(f"    {call}();\n" for call in reversed(calls))
+    return replace(source, code=head + body[:at] + text + body[at:], dependent=not first)
 
 
 def sharing(source: KernelSource) -> KernelSource:

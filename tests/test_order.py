@@ -112,13 +112,13 @@ def overlaps(graph: fg.Graph) -> list[list[str]]:
 
 def test_launches_overlap() -> None:
     """A kernel waits for the one before where it begins, not where that is launched."""
-    assert overlaps(batchnorm_relu((64, 256, 56, 56))) == [["launch"], ["launch", "wait"], ["wait"]]
+    assert overlaps(batchnorm_relu((64, 256, 56, 56))) == [["launch"], ["wait", "launch"], ["wait"]]
     assert overlaps(batchnorm_relu((1, 256, 1, 1))) == [[]]
     for size, first in ((128, []), (64, ["launch"])):  # blocks that compute are spread evenly, others wait for memory
         g = fg.Graph("products")
         x, w = g.tensor("x", (size, 128)), g.tensor("w", (128, 128))
         g.output(g.softmax(g.matmul(g.relu(g.matmul(x, w)), w)), name="y")
-        assert overlaps(g) == [first, ["launch", "wait"], ["wait"]]
+        assert overlaps(g) == [first, ["wait", "launch"], ["wait"]]
 
 
 def test_what_others_write_is_not_promised_to_stay() -> None:

@@ -35,7 +35,7 @@ from codegen.dtypes import ALL
 from codegen.expr import Value
 from codegen.fragments import ResultFragments, space, staging
 from codegen.iteration import coordinate, linear, signed_index_type, split
-from codegen.kernel import UNTIL_HERE, Kernel, locate
+from codegen.kernel import FROM_HERE, UNTIL_HERE, Kernel, locate
 from codegen.prologue import Prologue, Source
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
@@ -353,6 +353,7 @@ class _Renderer:
         self.wide.prepare(lane if self.first == "0" else f"{self.first} + {lane}")
         self.thin.prepare(lane)
         self._mainloop()
+        w.line(FROM_HERE)
         self._results()
         return w.source(
             self.at.program,

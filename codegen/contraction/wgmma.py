@@ -123,7 +123,8 @@ class _Renderer:
             first = f"n0 = at.col * {s.tile_n}" if wide is self.b else f"m0 = at.row * {s.tile_m}"
             w.line(f"const int {first};")
             stages = k.stages
-            count = min(stages, s.stages) if isinstance(stages, int) else f"min({stages}, {s.stages})"
+            most_ahead = -(-s.stages // 2)
+            count = min(stages, most_ahead) if isinstance(stages, int) else f"min({stages}, {most_ahead})"
             loads.ahead = True
             with w.block(f"for (int k = 0; k < {count}; ++k)"), loads.repeated("u", k.per_stage):
                 if k.per_stage > 1:

@@ -16,7 +16,7 @@ from codegen.contraction.wgmma_layout import GROUP, PIECES
 from codegen.contraction.wgmma_loads import Loads, OperandWriter
 from codegen.contraction.wgmma_scales import ScaledWriter, ScaleLoader
 from codegen.iteration import coordinate, coordinates, linear, long, signed_index_type
-from codegen.kernel import parameter
+from codegen.kernel import FROM_HERE, parameter
 from codegen.operands import Gathered
 from codegen.prologue import Prologue
 from codegen.tile_loader import TileLoader
@@ -60,6 +60,7 @@ def _copying(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
                     loads.walk("item" if k.per_stage > 1 else "k")
                     a.load()
                     b.load()
+        w.line(FROM_HERE)
 
 
 # ---- tiles that threads fill
@@ -108,6 +109,7 @@ def _filling(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
                 w.line("fence_async_shared();  // wgmma reads what ordinary stores wrote")
             w.line("__syncwarp();")
             ring.arrive(count=s.producer_warpgroups * GROUP // 32, condition="t % 32 == 0", barrier="full")
+    w.line(FROM_HERE)
 
 
 def _begin_tile(
@@ -158,6 +160,7 @@ def _gathering(loads: Loads, a: GatheredWriter, b: OperandWriter) -> None:
         w.line("copy_async_wait<0>();")
         with w.block("while (late > 0)"):
             a.hand_over(0)  # the trace has the arrivals of all stages above
+    w.line(FROM_HERE)
 
 
 class GatheredWriter(OperandWriter):
