@@ -9,13 +9,15 @@ from codegen.attention.backward_spec import AttentionBackwardSpec
 from codegen.attention.computed import Rows, RowsPrologue
 from codegen.attention.scores import Scores
 from codegen.attention.spec import Pages
-from codegen.buffers import Edge, every, where
+from codegen.buffers import SIZES, VECTORS, Edge, every, where
 from codegen.expr import Operand
 from codegen.iteration import linear, long_enough
 from codegen.kernel import Kernel, converted
 
 #: Elements of 16 bytes, if they have 16 bits.
 VECTOR = 8
+#: The most that a thread reads of a tile at once.
+AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def backward_sources(spec: AttentionBackwardSpec, names: Sequence[str]) -> tuple
 
 
 class Tiles:
-    """Writes what brings tiles, an element at a time, in a C type."""
+    """Writes what brings tiles, in vectors of 16 bytes where possible, as elements of a C type."""
 
     def __init__(self, k: Kernel, scores: Scores, element: str) -> None:
         self.k, self.scores, self.element = k, scores, element
@@ -76,7 +78,10 @@ class Tiles:
             source.computed.fill(rows, lambda vector: self._store(to, vector, count, exists))
         elif padded:
             each = self._together(source)
-            with self.k.block(f"for (int i = {thread}; i < {size * padded // each}; i += {threads})"):
+            loop, count = f"for (int i = {thread}; i < {size * padded // each}; i += {threads})", size * padded // each
+            # All reads of a thread are to be on their way before the first one arrives.
+            opened = self.k.unrolled(loop) if count <= AT_ONCE * threads else self.k.block(loop)
+            with opened:
                 self._copy(source, to, first, edge, padded, each)
 
     def _store(self, to: str, vector: str, count: int, exists: str) -> None:
@@ -86,13 +91,32 @@ class Tiles:
 
     def _together(self, source: Source) -> int:
         """Returns how many neighbours a thread brings at once."""
-        return 1
+        size = max(source.operand.dtype.itemsize, SIZES[self.element])
+        return self._vector(source, VECTORS // size)
+
+    def _vector(self, source: Source, count: int) -> int:
+        """Returns how many neighbours are read at once: so many if rows consist of such vectors, or 1."""
+        op = source.operand
+        steps = [step for n, step in zip((*self.scores.spec.batch, source.total), op.strides) if n > 1]
+        steps += [source.pages[0].step] if source.pages is not None else []
+        aligned = op.strides[-1] == 1 and op.alignment % (count * op.dtype.itemsize) == 0
+        return count if aligned and not any(n % count for n in (source.elements, *steps)) else 1
 
     def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int, each: int) -> None:
         """Writes the copy of what a thread brings as its ``i``-th."""
-        self.k.line(f"const {self.scores.t} r = {first} + i / {padded}, d = i % {padded};")
-        value = converted(source.operand, f"{source.name}[{self._place(source, 'r', 'd')}]", self.element)
-        self.k.line(f"{to}[i / {padded}][d] = {where(edge.inside('r'), value, f'{self.element}(0)')};")
+        k, pieces, exists = self.k, padded // each, edge.inside("r")
+        k.line(f"const {self.scores.t} r = {first} + i / {pieces}, d = i % {pieces}{f' * {each}' if each > 1 else ''};")
+        if each == 1:
+            value = converted(source.operand, f"{source.name}[{self._place(source, 'r', 'd')}]", self.element)
+            k.line(f"{to}[i / {pieces}][d] = {where(exists, value, f'{self.element}(0)')};")
+            return
+        k.line(f"Vector<{self.element}, {each}> v = {{}};")
+        with k.guarded(exists):
+            k.line(f"const auto x = load<{each}>({source.name} + {self._place(source, 'r', 'd')});")
+            k.unrolled_line(
+                f"for (int e = 0; e < {each}; ++e) v[e] = {converted(source.operand, 'x[e]', self.element)};"
+            )
+        k.line(f"store_shared(&{to}[i / {pieces}][d], v);")
 
     def _place(self, source: Source, row: str, column: str) -> str:
         """Returns the C expression of an element's place; if rows lie in pages, writes which one this is."""
@@ -115,11 +139,7 @@ class VectorTiles(Tiles):
         self.k.line(f"store_shared(&{to}[r][d], {value});")
 
     def _together(self, source: Source) -> int:
-        op = source.operand
-        steps = [step for n, step in zip((*self.scores.spec.batch, source.total), op.strides) if n > 1]
-        steps += [source.pages[0].step] if source.pages is not None else []
-        aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0
-        return VECTOR if aligned and not any(n % VECTOR for n in (source.elements, *steps)) else 1
+        return self._vector(source, VECTOR)
 
     def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int, each: int) -> None:
         k, t, d = self.k, self.scores.t, self.column

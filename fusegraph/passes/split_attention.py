@@ -92,7 +92,11 @@ def _times(node: Node, target: Target) -> dict[int, float]:
 def _is_thin(node: Node, rows: int) -> bool:
     """Tells whether few enough queries meet keys that their blocks share: clusters already have parts of them."""
     q, k, v = multiplied(node)
-    return all(t.dtype in (bfloat16, float16) for t in (q, k, v)) and thin.takes(rows, q.shape[-1], v.shape[-1])
+    return (
+        node.attributes["rounded"]
+        and all(t.dtype in (bfloat16, float16) for t in (q, k, v))
+        and thin.takes(rows, q.shape[-1], v.shape[-1])
+    )
 
 
 def _thin_times(node: Node, target: Target, batch: int, keys: int) -> dict[int, float]:

@@ -77,15 +77,18 @@ extern "C" __global__ void __launch_bounds__(128) causal_attention_o_kernel(
     };
     const auto fill = [&](int tile, int stage) {
         const int n0 = tile * 64;
+        #pragma unroll
         for (int i = t; i < 1024; i += 128) {
             const int r = i / 16, d = i % 16 * 8;
             copy_async<16>(&shared.keys[stage][r][d], o_keys_turned + b0 * 262144 + (int32(n0 + r)) * 128 + d);
         }
+        #pragma unroll
         for (int i = t; i < 1024; i += 128) {
             const int r = i / 16, d = i % 16 * 8;
             copy_async<16>(&shared.values[stage][r][d], o_values + b0 * 262144 + (int32(n0 + r)) * 128 + d);
         }
     };
+    #pragma unroll
     for (int i = t; i < 1024; i += 128) {
         const int r = i / 16, d = i % 16 * 8;
         copy_async<16>(&shared.queries[r][d], o_queries + b0 * 1048576 + b1 * 262144 + (int32(m0 + r)) * 128 + d);

@@ -51,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) gradients_dQ_by_queries_sum
     const __grid_constant__ TensorMap dQ_by_queries_sums_map,
     int32* __restrict__ dQ_by_queries_order)
 {
-    grid_dependency_launch();
     grid_dependency_wait();
+    grid_dependency_launch();
     struct Shared {
         alignas(1024) bfloat16 keys[1][1][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 values[1][1][128][64];  // panels of 128 bytes, swizzled

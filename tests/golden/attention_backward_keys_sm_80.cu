@@ -65,10 +65,12 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
     float by_p[32] = {};
     float s[16], d[16];
     uint32 factor[2][4];
+    #pragma unroll
     for (int i = t; i < 512; i += 128) {
         const int r = i / 8, x = i % 8 * 8;
         copy_async<16>(&shared.keys[r][x], dQ_keys_turned + b1 * 65536 + (int32(r0 + r)) * 64 + x);
     }
+    #pragma unroll
     for (int i = t; i < 512; i += 128) {
         const int r = i / 8, x = i % 8 * 8;
         copy_async<16>(&shared.values[r][x], dQ_values + b1 * 65536 + (int32(r0 + r)) * 64 + x);
@@ -98,10 +100,12 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_rounded_by_values
         };
         const auto fill = [&](int tile, int stage) {
             const int c0 = tile * 32;
+            #pragma unroll
             for (int i = t; i < 256; i += 128) {
                 const int r = i / 8, x = i % 8 * 8;
                 copy_async<16>(&shared.queries[stage][r][x], dQ_queries + b1 * 131072 + b2 * 65536 + (int32(c0 + r)) * 64 + x);
             }
+            #pragma unroll
             for (int i = t; i < 256; i += 128) {
                 const int r = i / 8, x = i % 8 * 8;
                 copy_async<16>(&shared.losses[stage][r][x], dQ_gradient_of_result + b1 * 131072 + b2 * 65536 + (int32(c0 + r)) * 64 + x);

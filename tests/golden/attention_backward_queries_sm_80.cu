@@ -69,10 +69,12 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel
         lse[f] = attention::lse(1.442695f * dQ_log_sums[b1 * 2048 + b2 * 1024 + m]);
         row_dot[f] = dQ_row_dot[b1 * 2048 + b2 * 1024 + m];
     }
+    #pragma unroll
     for (int i = t; i < 512; i += 128) {
         const int r = i / 8, x = i % 8 * 8;
         copy_async<16>(&shared.queries[r][x], dQ_queries + b1 * 131072 + b2 * 65536 + (int32(r0 + r)) * 64 + x);
     }
+    #pragma unroll
     for (int i = t; i < 512; i += 128) {
         const int r = i / 8, x = i % 8 * 8;
         copy_async<16>(&shared.losses[r][x], dQ_gradient_of_result + b1 * 131072 + b2 * 65536 + (int32(r0 + r)) * 64 + x);
@@ -101,10 +103,12 @@ extern "C" __global__ void __launch_bounds__(128) gradients_dQ_by_queries_kernel
     };
     const auto fill = [&](int tile, int stage) {
         const int c0 = tile * 64;
+        #pragma unroll
         for (int i = t; i < 512; i += 128) {
             const int r = i / 8, x = i % 8 * 8;
             copy_async<16>(&shared.keys[stage][r][x], dQ_keys_turned + b1 * 65536 + (int32(c0 + r)) * 64 + x);
         }
+        #pragma unroll
         for (int i = t; i < 512; i += 128) {
             const int r = i / 8, x = i % 8 * 8;
             copy_async<16>(&shared.values[stage][r][x], dQ_values + b1 * 65536 + (int32(c0 + r)) * 64 + x);

@@ -39,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
     }
     __syncthreads();
 
+    // What kernels launched before write is read from here on.
     if (group < 0) {
         registers_decrease<40>();
         if (threadIdx.x == 0) {
@@ -69,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) conv_dgrad_phases_kernel(
                     }
                 }
             }
+            // What is left to do needs little of memory.
         }
     } else {
         registers_increase<232>();

@@ -26,7 +26,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
     const __grid_constant__ TensorMap y_map,
     float* __restrict__ sums_parts)
 {
-    grid_dependency_launch();
     struct Shared {
         alignas(1024) bfloat16 a[8][128][64];  // tiles of x: stages first, rows swizzled
         alignas(1024) bfloat16 b[8][64][64];
@@ -52,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
     }
     __syncthreads();
 
+    // What kernels launched before write is read from here on.
     if (group < 0) {
         registers_decrease<40>();
         if (threadIdx.x == 0) {
@@ -74,6 +74,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
                     tma_load(shared.b[stage.index], w_map, full, c, t1, t0, n0);
                 }
             }
+            // What is left to do needs little of memory.
+            grid_dependency_launch();
         }
     } else {
         registers_increase<232>();

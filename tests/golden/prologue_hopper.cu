@@ -53,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
     }
     __syncthreads();
 
+    // What kernels launched before write is read from here on.
     if (group < 0) {
         registers_decrease<40>();
         if (threadIdx.x == 0) {
@@ -71,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) image_kernel(
                     tma_load(shared.b[stage.index], w_map, full, c, n0);
                 }
             }
+            // What is left to do needs little of memory.
         }
     } else {
         registers_increase<232>();

@@ -37,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_sum_kern
     const int32* y_scale,
     int64* __restrict__ y_sum)
 {
-    grid_dependency_launch();
     grid_dependency_wait();
+    grid_dependency_launch();
     const uint32 i = blockIdx.x * 256 + threadIdx.x;
     const uint32 i0 = i / 64;
     const uint32 i1 = i % 64;
