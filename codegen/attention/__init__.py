@@ -26,7 +26,14 @@ FAMILY = Family(
     "attention",
     AttentionSpec,
     (
-        Form("thin", AttentionThinSchedule, thin.schedules, thin.render, cost=thin.cost),
+        Form(
+            "thin",
+            AttentionThinSchedule,
+            thin.schedules,
+            thin.render,
+            cost=thin.cost,
+            waits=lambda spec, schedule: True,
+        ),
         Form(
             "wgmma",
             AttentionWgmmaSchedule,

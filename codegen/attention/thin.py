@@ -45,9 +45,9 @@ CHAINS = 2  # of maxima and sums
 WARPS, KEYS, CLUSTERS = (4, 8), (16, 32), (1, 2, 4, 8)
 #: Registers of a thread that hold keys, values, results and scores; and others.
 HELD, OTHERS = 200, 48
-#: Cycles of a kernel beside its tiles, of a cluster's exchange, from a read of memory to what becomes of it, and of a
-#: tile's arithmetic for each key.
-BEGIN, EXCHANGE, LATENCY, EACH_KEY = 3000.0, 900.0, 1500.0, 12.0
+#: Cycles of a kernel beside its tiles, of a cluster's exchange, and of a tile from its reads on until it is multiplied;
+#: bytes that a multiprocessor gets in a cycle meanwhile.  Fitted to 60 kernels on an H200.
+BEGIN, EXCHANGE, LATENCY, RATE = 4000.0, 1500.0, 1300.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,10 @@ def cost(spec: AttentionSpec, s: AttentionThinSchedule, target: Target) -> float
     blocks = prod(spec.batch) * s.cluster
     held = max(1, target.arch.blocks_per_sm(s.threads, _held(spec, s.keys) + OTHERS, buffers(spec, s).bytes))
     at_once = target.clusters_of(s.cluster) * s.cluster * held
-    each = -(-blocks // target.sms)  # blocks of the busiest multiprocessor
-    passes = -(-spec.keys // (s.keys * s.workers))
-    rate = min(target.sm_rate, min(each, held) * s.warps * s.keys * row / LATENCY)
+    turns, together = Edge(blocks, at_once).tiles, min(held, Edge(blocks, target.sms).tiles)
+    passes = Edge(spec.keys, s.keys * s.workers).tiles
     memory = blocks / s.cluster * spec.keys * row / target.bytes_per_cycle
-    tile = LATENCY + s.keys * EACH_KEY
-    busy = max(each * spec.keys / s.cluster * row / rate, -(-blocks // at_once) * passes * tile)
+    busy = turns * passes * (LATENCY + together * s.warps * s.keys * row / RATE)
     return BEGIN + EXCHANGE * (s.cluster > 1) + max(memory, busy)
 
 

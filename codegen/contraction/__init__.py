@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
+from math import prod
 from typing import TypeVar
 
 from codegen.bf16x6 import BF16X6
@@ -37,8 +38,9 @@ from codegen.contraction.stem_schedule import StemSchedule
 from codegen.contraction.thin_schedule import ThinSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
-from codegen.family import EstimatedFamily, Form
+from codegen.family import EstimatedFamily, Form, Schedule
 from codegen.operands import ROW_BYTES
+from codegen.sizes import most
 from codegen.spec import ContractionSpec
 from codegen.target import Target
 from codegen.tile_path import product_types
@@ -93,22 +95,30 @@ def _plain(function: Callable[..., T]) -> Callable[..., T]:
     return _dense(_in_memory(function))
 
 
+#: Rows or columns of a product that waits for memory.
+FEW = 64
+
+
+def _waits(spec: ContractionSpec, schedule: Schedule) -> bool:
+    return min(most(prod(spec.m)), most(prod(spec.n))) <= FEW
+
+
 FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
     (
         Form(
             "thin", ThinSchedule, _dense(thin_schedule.schedules), thin.render, _dense(thin_schedule.cycles),
-            cost=thin_schedule.cost,
+            cost=thin_schedule.cost, waits=_waits,
         ),
         Form(
             "wgmma", WgmmaSchedule, _in_memory(wgmma_schedule.schedules), wgmma.render,
             _in_memory(wgmma_schedule.cycles), _coarse_wgmma,
-            cost=wgmma_schedule.cost, best=_in_memory(wgmma_schedule.best),
+            cost=wgmma_schedule.cost, best=_in_memory(wgmma_schedule.best), waits=_waits,
         ),
         Form(
             "mma", MmaSchedule, _plain(mma_schedule.schedules), mma.render, _plain(mma_schedule.cycles), _coarse_mma,
-            cost=mma_schedule.cost, best=_plain(mma_schedule.best),
+            cost=mma_schedule.cost, best=_plain(mma_schedule.best), waits=_waits,
         ),
         Form("halo", HaloSchedule, _plain(halo_schedule.schedules), halo.render, _plain(halo_schedule.cycles)),
         Form(

@@ -47,7 +47,7 @@ _CODES |= {"float4_e2m1": "Float4Codes"} | {
     t.name: f"Float8Codes<{t.ctype}>" for t in ALL if t.name.startswith("float8")
 }
 #: Bytes of the large operand that a block asks the L2 cache for before it begins, and those of a line.
-AHEAD, LINE = 48 << 10, 128
+AHEAD, LINE = 64 << 10, 128
 
 
 def render(spec: ContractionSpec, schedule: ThinSchedule) -> KernelSource:

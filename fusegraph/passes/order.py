@@ -7,13 +7,9 @@ which is still in the L2 cache.
 from __future__ import annotations
 
 from collections.abc import Set
-from math import prod
 
-from codegen.attention.thin import AttentionThinSchedule
-from codegen.contraction.thin_schedule import ThinSchedule
+from codegen.families import form_of
 from codegen.family import Schedule
-from codegen.sizes import most
-from codegen.spec import ContractionSpec
 from codegen.target import Target
 from fusegraph.graph import Tensor
 from fusegraph.passes.partition import Group, Partition
@@ -23,8 +19,6 @@ from fusegraph.passes.partition import Group, Partition
 LARGE, FEW = 2 / 5, 2 / 15
 #: The families whose blocks go through memory in the order of their numbers, and do not wait for each other.
 FAMILIES = frozenset({"pointwise", "members", "rows"})
-#: Rows or columns of a product that waits for memory.
-THIN = 64
 
 
 def from_the_end(partition: Partition, target: Target) -> frozenset[Group]:
@@ -70,10 +64,7 @@ def may_come_in_early(group: Group, schedule: Schedule) -> bool:
     They are then spread unevenly over the GPU.  That costs nothing where they wait for memory, as in products with a
     thin operand, and as much as a second wave where each of them computes, or walks, for as long as the kernel takes.
     """
-    if _in_order(group) or isinstance(schedule, ThinSchedule | AttentionThinSchedule):
-        return True
-    spec = group.lowered.spec
-    return isinstance(spec, ContractionSpec) and min(most(prod(spec.m)), most(prod(spec.n))) <= THIN
+    return _in_order(group) or form_of(schedule).waits(group.lowered.spec, schedule)
 
 
 def _in_order(group: Group) -> bool:

@@ -108,7 +108,7 @@ def _thin_times(node: Node, target: Target, batch: int, keys: int) -> dict[int, 
     unit = ROWS * KEYS * elements / target.mma
 
     def time(parts: int) -> float:
-        of_blocks = keys * row / min(parts * cluster, target.sms / batch) / target.sm_rate
+        of_blocks = keys * row / min(parts * cluster, target.sms / batch) / thin.RATE
         memory = max(of_blocks, batch * keys * row / target.bytes_per_cycle)
         return (thin.BEGIN + memory + (COMBINING_FEW if parts > 1 else 0.0)) / unit
 
