@@ -26,14 +26,7 @@ FAMILY = Family(
     "attention",
     AttentionSpec,
     (
-        Form(
-            "thin",
-            AttentionThinSchedule,
-            thin.schedules,
-            thin.render,
-            cost=thin.cost,
-            waits=lambda spec, schedule: True,
-        ),
+        Form("thin", AttentionThinSchedule, thin.schedules, thin.render, cost=thin.cost, waits=lambda *_: True),
         Form(
             "wgmma",
             AttentionWgmmaSchedule,

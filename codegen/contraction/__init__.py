@@ -127,7 +127,7 @@ FAMILY = EstimatedFamily(
         ),
         Form(
             "simt", SimtSchedule, _plain(simt_schedule.schedules), simt.render, _plain(simt_schedule.cycles),
-            cost=simt_schedule.cost,
+            cost=simt_schedule.cost, waits=_waits,
         ),
     ),
     last_competes=_in_parts,
