@@ -48,7 +48,8 @@ class Form(Generic[SpecT, ScheduleT]):
     compare    likewise, in units of its own, for forms whose schedules can only be compared with each other.
     coarse_products  how many fp8 products a kernel lets tensor cores add up in the 14 bits that some of them keep,
                before it adds up these sums in float32; 0 for all of them, None if there are no such sums.
-    waits      whether a kernel waits for memory, whatever its blocks compute.
+    early      whether blocks of a kernel may begin while those of the kernel before end, where these leave room: they
+               wait for memory, or a multiprocessor has registers for one of them.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Form(Generic[SpecT, ScheduleT]):
     cost: Callable[[SpecT, ScheduleT, Target], float] | None = None
     compare: Callable[[SpecT, ScheduleT, Target], float] | None = None
     best: Callable[[SpecT, Target], ScheduleT] | None = None
-    waits: Callable[[SpecT, ScheduleT], bool] = lambda spec, schedule: False
+    early: Callable[[SpecT, ScheduleT], bool] = lambda spec, schedule: False
 
 
 @dataclass(eq=False)

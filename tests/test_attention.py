@@ -250,6 +250,7 @@ def test_bounds_far_away() -> None:
 
 DECODING: tuple[dict[str, Any], ...] = (
     {"name": "grouped", "heads": 8, "shared": 2, "rows": 1, "keys": 2100, "depth": 64, "batch": 2},
+    {"name": "wide", "heads": 8, "shared": 2, "rows": 1, "keys": 1100, "depth": 160, "batch": 2},
     {"name": "with stats", "rows": 1, "keys": 1500, "generate_stats": True, **BOTTOM},
     {"name": "a few", "heads": 4, "shared": 2, "rows": 3, "keys": 1100, "generate_stats": True, **BOTTOM},
     {"name": "alibi", "heads": 4, "shared": 2, "rows": 1, "keys": 1100, "use_alibi_mask": True, **BOTTOM},
@@ -277,7 +278,9 @@ def test_keys_are_cut_where_queries_are_few() -> None:
     def specs(**how: Any) -> list[Any]:
         return [k.group.lowered.spec for k in plan(made(**how)).kernels]
 
-    cut, *combining = specs(**DECODING[0])
+    (shared,) = specs(**DECODING[0])  # by the blocks of clusters
+    assert (shared.parts, shared.rows) == (1, 4)
+    cut, *combining = specs(**DECODING[1])
     assert cut.parts > 1
     assert cut.rows == 4
     assert len(combining) == 1

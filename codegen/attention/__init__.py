@@ -26,7 +26,7 @@ FAMILY = Family(
     "attention",
     AttentionSpec,
     (
-        Form("thin", AttentionThinSchedule, thin.schedules, thin.render, cost=thin.cost, waits=lambda *_: True),
+        Form("thin", AttentionThinSchedule, thin.schedules, thin.render, cost=thin.cost, early=lambda *_: True),
         Form(
             "wgmma",
             AttentionWgmmaSchedule,
@@ -34,6 +34,7 @@ FAMILY = Family(
             wgmma.render,
             coarse_products=_coarse_wgmma,
             compare=wgmma_schedule.compare,
+            early=lambda *_: True,
         ),
         Form("mma", AttentionMmaSchedule, mma.schedules, mma.render),
         Form("simt", AttentionSimtSchedule, simt.schedules, simt.render, cost=simt.cost),

@@ -11,7 +11,7 @@ from codegen.attention.scores import approximated, argument_names, kernel_detail
 from codegen.attention.spec import AttentionSpec
 from codegen.attention.wgmma_schedule import PANEL, ROWS, AttentionWgmmaSchedule, box, buffers
 from codegen.declined import Declined
-from codegen.kernel import Kernel, parameter
+from codegen.kernel import UNTIL_HERE, Kernel, parameter
 from codegen.pipeline import GROUP, Meeting, Pipeline, initialize
 from codegen.sizes import smaller
 from codegen.spec import KernelSource, TensorMap
@@ -85,6 +85,7 @@ class Block:
         of_keys = [self.keys, self.values]
         every = [p for p in w.trace.pipelines.values() if isinstance(p, Pipeline)]
         initialize(w, [p for p in every if p not in of_keys], of_keys)
+        w.line(UNTIL_HERE)
 
     def source(self) -> KernelSource:
         """Returns the kernel, whose roles are written."""

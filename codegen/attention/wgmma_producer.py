@@ -6,6 +6,7 @@ from codegen.attention.spec import Pages
 from codegen.attention.wgmma_block import Block
 from codegen.attention.wgmma_schedule import coordinates, panels
 from codegen.attention.wgmma_walk import Intervals
+from codegen.kernel import FROM_HERE
 from codegen.pipeline import Pipeline
 from codegen.tensor_map import box_bytes
 
@@ -39,6 +40,7 @@ def produce(b: Block, walk: Intervals) -> None:
             walk.fill(load, load_queries)
             if queries:
                 w.line("++query;")
+        w.line(FROM_HERE)
     walk.scout()
 
 

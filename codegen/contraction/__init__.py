@@ -109,16 +109,16 @@ FAMILY = EstimatedFamily(
     (
         Form(
             "thin", ThinSchedule, _dense(thin_schedule.schedules), thin.render, _dense(thin_schedule.cycles),
-            cost=thin_schedule.cost, waits=_waits,
+            cost=thin_schedule.cost, early=_waits,
         ),
         Form(
             "wgmma", WgmmaSchedule, _in_memory(wgmma_schedule.schedules), wgmma.render,
             _in_memory(wgmma_schedule.cycles), _coarse_wgmma,
-            cost=wgmma_schedule.cost, best=_in_memory(wgmma_schedule.best), waits=_waits,
+            cost=wgmma_schedule.cost, best=_in_memory(wgmma_schedule.best), early=lambda *_: True,
         ),
         Form(
             "mma", MmaSchedule, _plain(mma_schedule.schedules), mma.render, _plain(mma_schedule.cycles), _coarse_mma,
-            cost=mma_schedule.cost, best=_plain(mma_schedule.best), waits=_waits,
+            cost=mma_schedule.cost, best=_plain(mma_schedule.best), early=_waits,
         ),
         Form("halo", HaloSchedule, _plain(halo_schedule.schedules), halo.render, _plain(halo_schedule.cycles)),
         Form(
@@ -127,7 +127,7 @@ FAMILY = EstimatedFamily(
         ),
         Form(
             "simt", SimtSchedule, _plain(simt_schedule.schedules), simt.render, _plain(simt_schedule.cycles),
-            cost=simt_schedule.cost, waits=_waits,
+            cost=simt_schedule.cost, early=_waits,
         ),
     ),
     last_competes=_in_parts,

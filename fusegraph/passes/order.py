@@ -61,10 +61,10 @@ def found_in_cache(partition: Partition, turned: Set[Group], target: Target) -> 
 def may_come_in_early(group: Group, schedule: Schedule) -> bool:
     """Returns true if a kernel's blocks may begin while those of the kernel before end, where these leave room.
 
-    They are then spread unevenly over the GPU.  That costs nothing where they wait for memory, as in products with a
-    thin operand, and as much as a second wave where each of them computes, or walks, for as long as the kernel takes.
+    They are then spread unevenly over the GPU.  That costs nothing where they wait for memory, and as much as a second
+    wave where each of them computes, or walks, for as long as the kernel takes; `Form.early` knows which kernels do.
     """
-    return _in_order(group) or form_of(schedule).waits(group.lowered.spec, schedule)
+    return _in_order(group) or form_of(schedule).early(group.lowered.spec, schedule)
 
 
 def _in_order(group: Group) -> bool:

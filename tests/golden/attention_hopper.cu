@@ -67,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
     }
     __syncthreads();
 
+    // What kernels launched before write is read from here on.
     if (group < 0) {
         registers_decrease<24>();
         if (threadIdx.x == 0) {
@@ -103,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) causal_attention_o_kernel(
                 }
                 ++query;
             }
+            // What is left to do needs little of memory.
         }
     } else {
         registers_increase<240>();
