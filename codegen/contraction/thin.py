@@ -19,6 +19,7 @@ from codegen.buffers import VECTORS, Buffer, Edge
 from codegen.codes import Code
 from codegen.contraction.thin_schedule import (
     LANES,
+    RUN,
     THIN,
     WIDE,
     Piece,
@@ -28,6 +29,7 @@ from codegen.contraction.thin_schedule import (
     in_pairs,
     piece_sizes,
     rows_of_lane,
+    runs,
     thin_paths,
 )
 from codegen.declined import Declined
@@ -58,7 +60,8 @@ def render(spec: ContractionSpec, schedule: ThinSchedule) -> KernelSource:
 class _Operand:
     """Writes how lanes read pieces of an operand, and what they make of them.
 
-    codes  by load what is decoded from bytes, where the program computes pairs; None where it does not.
+    codes  by load what is decoded from vectors of bytes, where the program computes pairs; None where it does not.
+    apart  how far apart the elements of a pair are: the order of terms in a piece, on which both operands agree.
     lines  rows (or columns) that a lane reads, 8 apart.
     total  all of them.
     """
@@ -70,6 +73,7 @@ class _Operand:
         way: TilePath,
         prologue: Prologue,
         codes: Mapping[int, Code] | None,
+        apart: int,
         s: ThinSchedule,
         piece: int,
         lines: int,
@@ -77,6 +81,7 @@ class _Operand:
     ) -> None:
         self.w, self.t, self.way, self.prologue, self.codes, self.s = w, t, way, prologue, codes, s
         self.piece, self.lines, self.total, self.label = piece, lines, total, prologue.label
+        self.apart = apart
         sizes = piece_sizes(way.inner, piece)
         assert sizes is not None
         self.sizes = sizes
@@ -214,6 +219,7 @@ class _Operand:
             if self.plain:
                 source = next(source for source in self.flying if source.product == product)
                 w.line(f"words_of(now.{source.name}{source.of}[{i}][{self._c}], {name}[{i}]);")
+                self._order(f"{name}[{i}]")
                 return
             if self.codes is not None:
                 read = self._pairs(product, i)
@@ -226,6 +232,12 @@ class _Operand:
                 w.line(f"piece[e] = {self._multiplied(self.prologue.element(self._elements(product, i), product))};")
             whole = f"kept(piece, {kept})" if kept and way.gather.program is not None else "piece"
             w.line(f"words_of({whole}, {name}[{i}]);")
+            self._order(f"{name}[{i}]")
+
+    def _order(self, words: str) -> None:
+        """Writes the order of terms of words whose pairs are neighbours."""
+        if self.apart > 1:
+            self.w.line(f"order_terms<{self.apart}>({words});")
 
     def _pairs(self, product: int, i: str) -> dict[Value, str]:
         """Writes what has been read for piece ``c`` of row ``i`` as pairs; returns the C expressions of pair ``r``."""
@@ -238,11 +250,19 @@ class _Operand:
                 value = text if source.ctype == t else f"convert<{t}>({text})"
                 self.w.line(f"const Pair<{t}> {source.element} = {value};")
                 read[source.value] = source.element
+            elif runs(self.geometry(source)):
+                value = f"{text}[{self.geometry(source).offset(f'(r / {RUN // 2} * {RUN})')}]"
+                read[source.value] = f"Pair<{t}>({value if source.ctype == t else f'convert<{t}>({value})'})"
             elif number in codes:
-                self.w.line(f"const auto {source.element} = decoded<{t}, {_CODES[codes[number].kind]}>({text});")
+                code = codes[number]
+                how = f"{t}, {_CODES[code.kind]}, {self.apart}" + (f", {code.offset}" if code.offset else "")
+                self.w.line(f"const auto {source.element} = decoded<{how}>({text});")
                 read[source.value] = f"{source.element}[r]"
             else:
-                read[source.value] = f"Pair<{t}>({text}.words[r])"
+                self.w.line(f"uint32 {source.element}[{self.piece // 2}];")
+                self.w.line(f"words_of({text}, {source.element});")
+                self._order(source.element)
+                read[source.value] = f"Pair<{t}>({source.element}[r])"
         return read
 
     def _multiplied(self, value: str) -> str:
@@ -305,7 +325,9 @@ class _Renderer:
         self.w = Kernel(spec.name)
         names = self.w.names
         self.at = space(spec)
-        ways, codes = zip(*(in_pairs(way, paths.piece) or (way, None) for way in (paths.wide, paths.thin)))
+        pairs = [in_pairs(way, paths.piece) for way in (paths.wide, paths.thin)]
+        ways, codes = zip(*(p or (way, None) for p, way in zip(pairs, (paths.wide, paths.thin))))
+        apart = max(p.apart if p else 1 for p in pairs)
         a, b = zip(ways, codes) if paths.first else zip(ways[::-1], codes[::-1])
         self.prologues = (
             Prologue(self.w, a[0].gather, names, "a", pairs=a[1] is not None),
@@ -315,8 +337,8 @@ class _Renderer:
         t = signed_index_type(paths.size, paths.few, paths.depth, paths.wide.reach, paths.thin.reach)
         self.t = t
         lines = rows_of_lane(s)
-        self.wide = _Operand(self.w, t, ways[0], wide, codes[0], s, paths.piece, lines, paths.size)
-        self.thin = _Operand(self.w, t, ways[1], thin, codes[1], s, paths.piece, paths.columns, paths.few)
+        self.wide = _Operand(self.w, t, ways[0], wide, codes[0], apart, s, paths.piece, lines, paths.size)
+        self.thin = _Operand(self.w, t, ways[1], thin, codes[1], apart, s, paths.piece, paths.columns, paths.few)
         tile = (s.tile, paths.columns * THIN)
         total = (paths.size, paths.few)
         if not paths.first:

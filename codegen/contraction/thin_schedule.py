@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.bf16x6 import BF16X6
 from codegen.buffers import Edge
-from codegen.codes import Code, codes
+from codegen.codes import FREE_OFFSET, HALVES, Code, codes
 from codegen.declined import Declined
 from codegen.expr import Index, Load, Value
 from codegen.family import Schedule
@@ -180,7 +180,7 @@ def _path(
 def _piece(wide: TilePath, thin: TilePath) -> int:
     """Returns the terms of a piece; 0 if the large operand does not lie so."""
     least = PIECE // wide.itemsize
-    count = max(least, min(PIECE // _narrowest(wide), 4 * least))
+    count = max(least, min(_whole(wide), 4 * least))
     while count >= least:
         sizes = [piece_sizes(way.inner, count) for way in (wide, thin)]
         if all(sizes) and all(suits(wide, n, count) for n in range(len(wide.gather.operands))):
@@ -189,14 +189,17 @@ def _piece(wide: TilePath, thin: TilePath) -> int:
     return 0
 
 
-def _narrowest(way: TilePath) -> int:
-    """Returns the bytes that the narrowest tensor has for a term of the reduction."""
+def _whole(way: TilePath) -> int:
+    """Returns the terms of which each tensor has at most 16 bytes: one of 4 bits has two of them in a byte."""
     found = []
     for n, op in enumerate(way.gather.operands):
         steps = source_steps(way, n)[2]
         if any(steps):
-            found.append(op.dtype.itemsize)
-    return min(found, default=4)
+            found.append(
+                PIECE * prod(most(size) for size, step in zip(way.inner, steps) if not step) // op.dtype.itemsize
+            )
+    whole = min(found, default=PIECE // 4)
+    return 1 << whole.bit_length() - 1
 
 
 def source_steps(way: TilePath, n: int) -> tuple[Strides, Strides, Strides, int]:
@@ -235,16 +238,34 @@ def aligned(way: TilePath, n: int, piece: Piece) -> bool:
 # ---- codes
 
 
-@lru_cache(256)
-def in_pairs(way: TilePath, piece: int) -> tuple[TilePath, Mapping[int, Code]] | None:
-    """Returns an operand whose program computes pairs of 16-bit floats, and by load what is decoded from bytes.
+#: Neighbours among which pairs are made, in any order of terms.
+RUN = 8
 
-    None if it is not computed, or not in pairs.
+
+class Pairs(NamedTuple):
+    """An operand whose program computes pairs of 16-bit floats.
+
+    way    the operand, with that program.
+    codes  by load what is decoded from vectors of bytes.
     """
+
+    way: TilePath
+    codes: Mapping[int, Code]
+
+    @property
+    def apart(self) -> int:
+        """How far apart the elements of a pair are, as its codes are decoded."""
+        return max((code.apart for code in self.codes.values()), default=1)
+
+
+@lru_cache(256)
+def in_pairs(way: TilePath, piece: int) -> Pairs | None:
+    """Returns an operand whose program computes pairs; None if it is not computed, or not in pairs."""
     program, sizes = way.gather.program, piece_sizes(way.inner, piece)
     if program is None or sizes is None or way.itemsize != 2:
         return None
     elements: dict[Value, Any] = {}
+    vectors: dict[int, Any] = {}  # by load, of which element of a vector each element of a piece is made
     coords = np.unravel_index(np.arange(piece), sizes)
     for n in range(len(program.loads) + len(program.indices)):
         batch, outer, inner, start = source_steps(way, n)
@@ -255,22 +276,37 @@ def in_pairs(way: TilePath, piece: int) -> tuple[TilePath, Mapping[int, Code]] |
         if n >= len(program.loads):
             if not any((*batch, *outer, *lead[:-1], *(steps[:1] if sizes[0] != way.inner[len(lead) - 1] else ()))):
                 elements[Index(n - len(program.loads))] = places + start
-        elif not places.any() or (aligned(way, n, Piece(sizes, steps)) and Piece(sizes, steps).dense):
-            elements[Load(n)] = places
+        elif any(steps) and not (aligned(way, n, Piece(sizes, steps)) and Piece(sizes, steps).dense):
+            return None
+        elif runs(Piece(sizes, steps)):  # both elements of a pair are the same one
+            elements[Load(n)] = np.zeros_like(places)
+        else:
+            elements[Load(n)] = vectors[n] = places
     found = codes(program, elements)
-    pairs = packed(program, found)
+    # Where vectors are decoded, offsets are added at no cost.
+    free = {v: c for v, c in found.items() if c.load in vectors and abs(c.offset) <= FREE_OFFSET}
+    pairs = packed(program, {v: replace(c, offset=0) if v in free else c for v, c in found.items()})
     if pairs is None:
         return None
-    for n, op in enumerate(program.loads):
-        whole = Load(n) in elements and (places := elements[Load(n)]).any()
-        if whole and op.dtype.itemsize == 2 and not np.array_equal(places, np.arange(piece)):
+    decoded = {c.load: c if v in free else replace(c, offset=0) for v, c in found.items() if c.load in vectors}
+    for n, places in vectors.items():
+        each = 2 if n in decoded and decoded[n].kind in HALVES else 1
+        if not np.array_equal(places, np.arange(piece) // each):
             return None
-        if whole and op.dtype.itemsize == 1 and len(places) * op.dtype.itemsize % 8:
-            return None
-        if Load(n) not in elements:
+        if program.loads[n].dtype.itemsize == 1 and (n not in decoded or piece // each % 4):
             return None
     gather = replace(way.gather, program=pairs, starts=way.gather.starts[: len(pairs.loads)])
-    return replace(way, gather=gather), {code.load: code for code in found.values()}
+    return Pairs(replace(way, gather=gather), decoded)
+
+
+def runs(piece: Piece) -> bool:
+    """Tells whether a tensor has one element for each run of neighbours."""
+    below = 1
+    for size, step in reversed(list(zip(piece.sizes, piece.steps))):
+        if step and size > 1:
+            return below % RUN == 0
+        below *= size
+    return True
 
 
 # ---- schedules

@@ -118,3 +118,26 @@ struct Pair {
         return Pair(PairOf<T>::fma(a.bits, b.bits, c.bits));
     }
 };
+
+// Pairs of neighbours as pairs that are APART from each other: of each 2 APART elements, pair r is r and r + APART.
+template <int APART, int W>
+__device__ __forceinline__ void order_terms(uint32 (&words)[W]) {
+    static_assert(W % APART == 0, "runs");
+    if constexpr (APART > 1) {
+#pragma unroll
+        for (int i = 0; i < W; i += APART) {
+            uint32 run[APART];
+#pragma unroll
+            for (int r = 0; r < APART; ++r) run[r] = words[i + r];
+#pragma unroll
+            for (int r = 0; r < APART; ++r) {
+                const uint32 a = run[r / 2], b = run[(r + APART) / 2];
+#ifdef FUSEGRAPH_CPU
+                words[i + r] = r % 2 ? a >> 16 | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
+#else
+                words[i + r] = __byte_perm(a, b, r % 2 ? 0x7632 : 0x5410);
+#endif
+            }
+        }
+    }
+}
