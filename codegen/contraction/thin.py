@@ -36,7 +36,7 @@ from codegen.declined import Declined
 from codegen.dtypes import ALL
 from codegen.expr import Value
 from codegen.fragments import ResultFragments, space, staging
-from codegen.iteration import coordinate, linear, signed_index_type, split
+from codegen.iteration import collapse, coordinate, linear, signed_index_type, split, unsigned
 from codegen.kernel import UNTIL_HERE, Kernel, locate
 from codegen.prologue import Prologue, Source
 from codegen.sizes import most
@@ -168,18 +168,16 @@ class _Operand:
     def fetch(self, inside: str) -> None:
         """Writes the reads of piece ``c`` of all rows, from term ``k0`` on; zeros unless it is ``inside``."""
         w = self.w
-        steps = self.way.gather.steps()[2]
         covered = len(self.sizes) - 1  # dimensions that a piece has all of: it begins at their first element
-        if covered:
-            steps = [(*s[:-covered], *(0,) * covered) for s in steps]
-        coords = split(w, self.t, f"{self.label}_k", "k0", self.way.inner, steps)
         with w.scope():
             i = w.each("i", self.lines)
             for source in self.flying:
-                place = self.prologue.place(source)
-                along = list(zip(coords, place.inner))[: len(coords) - covered]
-                terms = [self.prologue.start(source, self.at), *along]
-                self._read(source, f"next.{source.name}{source.of}[{i}][{self._c}]", terms, inside)
+                inner = self.prologue.place(source).inner
+                along = (*inner[: len(inner) - covered], *(0,) * covered)
+                sizes, (steps,) = collapse(self.way.inner, [along], range(len(along)))
+                terms = [(f"{self.t}({coordinate('k0', sizes, d)})", step) for d, step in enumerate(steps) if step]
+                terms = [self.prologue.start(source, self.at), *terms]
+                self._read(source, f"read.{source.name}{source.of}[{i}][{self._c}]", terms, inside)
 
     def _read(self, source: Source, to: str, terms: Sequence[tuple[str, int]], inside: str) -> None:
         w, at = self.w, linear(terms)
@@ -218,7 +216,7 @@ class _Operand:
             i = w.each("i", self.lines)
             if self.plain:
                 source = next(source for source in self.flying if source.product == product)
-                w.line(f"words_of(now.{source.name}{source.of}[{i}][{self._c}], {name}[{i}]);")
+                w.line(f"words_of(read.{source.name}{source.of}[{i}][{self._c}], {name}[{i}]);")
                 self._order(f"{name}[{i}]")
                 return
             if self.codes is not None:
@@ -244,7 +242,7 @@ class _Operand:
         codes, t, read = self.codes, self.way.element, {}
         assert codes is not None
         for source in self.prologue.sources_of(product):
-            number, text = self._number(source), f"now.{source.name}{source.of}[{i}][{self._c}]"
+            number, text = self._number(source), f"read.{source.name}{source.of}[{i}][{self._c}]"
             text = source.next + self.at if self.fixed(source) else text
             if self.single(source):
                 value = text if source.ctype == t else f"convert<{t}>({text})"
@@ -284,7 +282,7 @@ class _Operand:
             if self.fixed(source):
                 read[source.value] = source.next + self.at
                 continue
-            text = f"now.{source.name}{source.of}[{i}][{self._c}]"
+            text = f"read.{source.name}{source.of}[{i}][{self._c}]"
             if not source.pointer:
                 offset = piece.offset("e")
                 text = text if offset == "0" else f"({text} + {offset})"
@@ -389,41 +387,47 @@ class _Renderer:
 
     def _mainloop(self) -> None:
         w, s, paths = self.w, self.s, self.paths
-        span, depth = paths.span(s.pieces), paths.depth
-        each = [(f"lane % {LANES}", paths.piece), ("c", paths.span(1))]
-        # Pieces are whole, but the last ones of a round may not exist.
-        missing = depth % span != 0 or s.warps * span > depth
+        span, one, depth = paths.span(s.pieces), paths.span(1), paths.depth
+        step = s.warps * span
+        # Pieces are whole, but the last ones of a round may not exist: for some lanes, or for the whole warp.
+        missing = depth % span != 0 or step > depth
+        lanes = depth % one != 0
         w.line()
         with w.block("struct Pieces", "};"):
             self.wide.declare()
             self.thin.declare()
-        w.line("Pieces next, now;")
-        with w.block(f"const auto fetch = [&]({self.t} k)", "};"), w.scope():
-            self._each_piece(each)
-            if missing:
+        w.line("Pieces read;")
+        with w.block(f"const auto fetch = [&](int c, {self.t} k)", "};"):
+            w.line(f"const {unsigned(self.t)} k0 = {self._place('c')};")
+            if lanes:
                 w.line(f"const bool inside = k0 < {depth};")
             for side in (self.wide, self.thin):
-                side.fetch("inside" if missing else "")
+                side.fetch("inside" if lanes else "")
         tiles, columns = s.tile // WIDE, paths.columns
         w.line(f"{self.fragments.total} sum[{paths.products}][{tiles}][{columns}][4] = {{}};")
-        begin = linear([("warp", span)]) if s.warps > 1 else "0"
-        w.line(f"fetch({begin});")
-        with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {s.warps * span})"):
-            w.line("now = next;")
-            w.line(f"if (k + {s.warps * span} < {depth}) fetch(k + {s.warps * span});")
-            with w.scope():
-                computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
-                kept = "inside" if missing and computed else ""
-                self._each_piece(each, position=bool(kept))
-                if kept:
-                    w.line(f"const bool inside = k0 < {depth};")
-                self._multiply(kept)
 
-    def _each_piece(self, each: Sequence[tuple[str, int]], *, position: bool = True) -> None:
-        """Opens the loop over a lane's pieces, and writes the term ``k0`` at which one begins."""
-        c = self.w.each("c", self.s.pieces)
-        if position:
-            self.w.line(f"const {self.t} k0 = {linear([('k', 1), each[0], (c, each[1][1])])};")
+        whole = missing and not lanes  # a warp's piece exists for all of its lanes, or for none
+        begin = linear([("warp", span)]) if s.warps > 1 else "0"
+
+        def exists(k: str, c: str) -> str:
+            return f"{linear([(k, 1), (c, one if whole else 0)])} < {depth}"
+
+        with w.scope():
+            c = w.each("c", s.pieces)
+            w.line(f"{f'if ({exists(begin, c)}) ' if whole else ''}fetch({c}, {begin});")
+        with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {step})"), w.scope():
+            c = w.each("c", s.pieces)
+            with w.block(f"if ({exists('k', c)})", when=whole and c != "0"):
+                computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
+                kept = "inside" if lanes and computed else ""
+                if kept:
+                    w.line(f"const bool inside = {self._place(c)} < {depth};")
+                self._multiply(kept)
+            w.line(f"if ({exists(f'k + {step}', c)}) fetch({c}, k + {step});")
+
+    def _place(self, c: str) -> str:
+        """Returns the C expression of the term at which a lane's piece begins."""
+        return linear([("k", 1), (f"lane % {LANES}", self.paths.piece), (c, self.paths.span(1))])
 
     def _multiply(self, kept: str) -> None:
         """Writes the products of piece ``c`` of all rows."""

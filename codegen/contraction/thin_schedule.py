@@ -321,9 +321,8 @@ BEGIN = 100.0
 #: that is decoded from a code, or computed; and one of the thin operand.
 CONVERT, STEP, PAIR_STEP, EACH_THIN = 6.0, 1.0, 2.0, 0.5
 DECODE = {"int8": 8.0, "uint8": 10.0, "int4": 8.0, "uint4": 8.0, "float4_e2m1": 12.0, "float8_e4m3": 10.0}
-#: Registers of a thread beyond sums and pieces, and more where these are computed one by one; the share of these that
-#: there are at a time otherwise; the most that it may have.
-OTHER_REGISTERS, COMPUTING, NEEDED, MOST_REGISTERS = 24, 64, 0.8, 240
+#: Registers of a thread beyond sums and pieces, and more where these are computed one by one; the most that it may have.
+OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 24, 64, 240
 #: Bytes of sums of all warps in shared memory.
 MOST_SUMS = 40 << 10
 
@@ -391,11 +390,11 @@ def registers(paths: ThinPaths, s: ThinSchedule) -> int:
     rows, columns = rows_of_lane(s) * paths.products, paths.columns
     flying = s.pieces * (rows * _words(paths.wide, paths.piece) + columns * _words(paths.thin, paths.piece))
     sums = rows // 2 * columns * 4
-    needed = 2 * flying + sums + (rows + columns) * paths.words
+    needed = flying + sums + 2 * (rows + columns) + OTHER_REGISTERS
     computed = [way for way in (paths.wide, paths.thin) if way.gather.program is not None]
     if any(in_pairs(way, paths.piece) is None for way in computed):
-        return needed + OTHER_REGISTERS + COMPUTING
-    return round(NEEDED * needed) + OTHER_REGISTERS
+        return needed + (rows + columns) * paths.words + COMPUTING
+    return needed
 
 
 def blocks_of_registers(paths: ThinPaths, s: ThinSchedule) -> int:

@@ -18,6 +18,19 @@ __device__ __forceinline__ uint32 two_bytes(uint32 word, int r) {
 #endif
 }
 
+// A constant that stays in a register: the compiler would write it before each instruction that has another one, too.
+template <uint32 BITS>
+__device__ __forceinline__ uint32 in_register() {
+#ifdef FUSEGRAPH_CPU
+    return BITS;
+#else
+    uint32 below, above;
+    asm("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
+    asm("mov.u32 %0, %%lanemask_gt;" : "=r"(above));
+    return (below & above) | BITS;
+#endif
+}
+
 // A power of two whose mantissa has room for 7 or 10 bits, as bits of a pair and its upper byte; short floats are
 // multiplied by the other one.
 template <class T>
@@ -65,9 +78,9 @@ __device__ __forceinline__ Pair<T> two_halves(uint32 word, int r) {
     constexpr uint32 one = Room<T>::one ^ FLIPPED * 0x10001u;
     constexpr int more = int(FLIPPED) - OFFSET;
     if (Room<T>::value > 128 && r % 2)  // there is room four bits higher
-        return Pair<T>::fma(Pair<T>((word >> 4 * (r - 1) & 0x00f000f0u) ^ (Room<T>::one ^ FLIPPED * 0x100010u)),
+        return Pair<T>::fma(Pair<T>((word >> 4 * (r - 1) & in_register<0x00f000f0u>()) ^ (Room<T>::one ^ FLIPPED * 0x100010u)),
                             Pair<T>(0.0625f), Pair<T>(-float(Room<T>::value / 16 + more)));
-    return Pair<T>((word >> 4 * r & 0x000f000fu) ^ one) - Pair<T>(float(Room<T>::value + more));
+    return Pair<T>((word >> 4 * r & in_register<0x000f000fu>()) ^ one) - Pair<T>(float(Room<T>::value + more));
 }
 struct Uint4Codes {
     static constexpr int each = 2, apart = 4;

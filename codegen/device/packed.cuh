@@ -89,6 +89,15 @@ PAIR_OF(float16, "f16x2", PAIR_SUMS("f16x2"))
 
 #endif
 
+// The same 16 bits in both halves of a word.
+__device__ __forceinline__ uint32 twice(uint16 bits) {
+#ifdef FUSEGRAPH_CPU
+    return bits * 0x10001u;
+#else
+    return __byte_perm(bits, 0, 0x1010);
+#endif
+}
+
 // Element i of a pair, 0 or 1.
 template <class T>
 __device__ __forceinline__ T element_of(uint32 pair, int i) {
@@ -102,8 +111,8 @@ struct Pair {
     uint32 bits;
     Pair() = default;
     explicit __device__ __forceinline__ Pair(uint32 word) : bits(word) {}
-    __device__ __forceinline__ Pair(T both) : bits(both.bits * 0x10001u) {}
-    __device__ __forceinline__ Pair(float both) : Pair(convert<T>(both)) {}
+    __device__ __forceinline__ Pair(T both) : bits(twice(both.bits)) {}
+    __device__ __forceinline__ Pair(float both) : bits(convert<T>(both).bits * 0x10001u) {}
 
     friend __device__ __forceinline__ Pair operator*(Pair a, Pair b) { return Pair(PairOf<T>::multiply(a.bits, b.bits)); }
     friend __device__ __forceinline__ Pair operator+(Pair a, Pair b) { return Pair(PairOf<T>::add(a.bits, b.bits)); }
