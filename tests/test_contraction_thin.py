@@ -177,7 +177,7 @@ def test_weights_of_few_bits(kind, dtype):
     products = [kernel for exe in made for kernel in exe.plan.kernels if kernel.group.family == "contraction"]
     assert len(products) == 3
     assert all("multiply_pieces<" in kernel.source.code for kernel in products)
-    assert all("= decoded<" in kernel.source.code for kernel in products)
+    assert all("decoded<" in kernel.source.code for kernel in products)
 
 
 @pytest.mark.gpu

@@ -41,13 +41,15 @@ from codegen.kernel import UNTIL_HERE, Kernel, locate
 from codegen.prologue import Prologue, Source
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
-from codegen.tile_path import TilePath
+from codegen.tile_path import PIECE, TilePath
 
 #: The C types of codes (`codegen/device/codes.cuh`).
 _CODES = {"int8": "Int8Codes", "uint8": "Uint8Codes", "int4": "Int4Codes", "uint4": "Uint4Codes"}
 _CODES |= {"float4_e2m1": "Float4Codes"} | {
     t.name: f"Float8Codes<{t.ctype}>" for t in ALL if t.name.startswith("float8")
 }
+#: Words of a row that are multiplied at a time: a run of terms, however these are ordered.
+WORDS = 4
 #: Bytes of the large operand that a block asks the L2 cache for before it begins, and those of a line.
 AHEAD, LINE = 48 << 10, 128
 
@@ -208,59 +210,71 @@ class _Operand:
         return same and self.way.product != "tf32" and self.wide(self.prologue.sources[0])
 
     def words(self, name: str, product: int, kept: str) -> None:
-        """Writes the words of piece ``c`` of every row, as they are multiplied, to the array ``name``."""
+        """Writes words of piece ``c`` of every row, from ``q`` on, as they are multiplied, to the array ``name``."""
         w, way = self.w, self.way
-        count = self.piece * way.itemsize // 4
-        w.line(f"uint32 {name}[{self.lines}][{count}];")
+        w.line(f"uint32 {name}[{self.lines}][{WORDS}];")
         with w.scope():
             i = w.each("i", self.lines)
             if self.plain:
                 source = next(source for source in self.flying if source.product == product)
-                w.line(f"words_of(read.{source.name}{source.of}[{i}][{self._c}], {name}[{i}]);")
-                self._order(f"{name}[{i}]")
+                text = f"read.{source.name}{source.of}[{i}][{self._c}]"
+                w.unrolled_line(
+                    f"for (int r = 0; r < {WORDS}; ++r) {name}[{i}][r] = {self._ordered(text, self._word)};"
+                )
                 return
             if self.codes is not None:
-                read = self._pairs(product, i)
-                with w.unrolled(f"for (int r = 0; r < {count}; ++r)"):
-                    pair = f"({self.prologue.element(read, product)}).bits"
+                with w.unrolled(f"for (int r = 0; r < {WORDS}; ++r)"):
+                    pair = f"({self.prologue.element(self._pairs(product, i), product)}).bits"
                     w.line(f"{name}[{i}][r] = {f'{kept} ? {pair} : 0' if kept else pair};")
                 return
-            w.line(f"Vector<{way.element}, {self.piece}> piece;")
-            with w.unrolled(f"for (int e = 0; e < {self.piece}; ++e)"):
-                w.line(f"piece[e] = {self._multiplied(self.prologue.element(self._elements(product, i), product))};")
+            terms = PIECE // way.itemsize
+            w.line(f"Vector<{way.element}, {terms}> piece;")
+            with w.unrolled(f"for (int n = 0; n < {terms}; ++n)"):
+                w.line(f"const int e = {linear([(self._q, terms // WORDS), ('n', 1)])};")
+                w.line(f"piece[n] = {self._multiplied(self.prologue.element(self._elements(product, i), product))};")
             whole = f"kept(piece, {kept})" if kept and way.gather.program is not None else "piece"
-            w.line(f"words_of({whole}, {name}[{i}]);")
-            self._order(f"{name}[{i}]")
+            if self.apart == 1:
+                w.line(f"words_of({whole}, {name}[{i}]);")
+                return
+            w.line(f"const Packed<{way.element}, {terms}> words = {whole};")
+            self._each_word(f"{name}[{i}]", "words", "r")
 
-    def _order(self, words: str) -> None:
-        """Writes the order of terms of words whose pairs are neighbours."""
-        if self.apart > 1:
-            self.w.line(f"order_terms<{self.apart}>({words});")
+    def _each_word(self, to: str, piece: str, word: str) -> None:
+        self.w.unrolled_line(f"for (int r = 0; r < {WORDS}; ++r) {to}[r] = {self._ordered(piece, word)};")
+
+    @property
+    def _q(self) -> str:
+        """The word of the piece at which those begin that are multiplied."""
+        return "q" if self.piece * self.way.itemsize > PIECE else "0"
+
+    @property
+    def _word(self) -> str:
+        """The word of the piece that is written as number ``r``."""
+        return linear([(self._q, 1), ("r", 1)])
+
+    def _ordered(self, piece: str, r: str) -> str:
+        """Returns the C expression of a word of elements that lie side by side."""
+        return f"ordered<{self.apart}>({piece}, {r})"
 
     def _pairs(self, product: int, i: str) -> dict[Value, str]:
-        """Writes what has been read for piece ``c`` of row ``i`` as pairs; returns the C expressions of pair ``r``."""
+        """Returns the C expressions of pair ``q + r`` of what has been read for piece ``c`` of row ``i``."""
         codes, t, read = self.codes, self.way.element, {}
         assert codes is not None
         for source in self.prologue.sources_of(product):
             number, text = self._number(source), f"read.{source.name}{source.of}[{i}][{self._c}]"
             text = source.next + self.at if self.fixed(source) else text
-            if self.single(source):
-                value = text if source.ctype == t else f"convert<{t}>({text})"
-                self.w.line(f"const Pair<{t}> {source.element} = {value};")
-                read[source.value] = source.element
-            elif runs(self.geometry(source)):
-                value = f"{text}[{self.geometry(source).offset(f'(r / {RUN // 2} * {RUN})')}]"
-                read[source.value] = f"Pair<{t}>({value if source.ctype == t else f'convert<{t}>({value})'})"
-            elif number in codes:
+            if number in codes:
                 code = codes[number]
                 how = f"{t}, {_CODES[code.kind]}, {self.apart}" + (f", {code.offset}" if code.offset else "")
-                self.w.line(f"const auto {source.element} = decoded<{how}>({text});")
-                read[source.value] = f"{source.element}[r]"
+                value = f"decoded<{how}>({text}, {self._word})"
+            elif self.single(source) or runs(self.geometry(source)):
+                if not self.single(source):
+                    text += f"[{self.geometry(source).offset(f'(({self._word}) / {RUN // 2} * {RUN})')}]"
+                value = text if source.ctype == t else f"convert<{t}>({text})"
             else:
-                self.w.line(f"uint32 {source.element}[{self.piece // 2}];")
-                self.w.line(f"words_of({text}, {source.element});")
-                self._order(source.element)
-                read[source.value] = f"Pair<{t}>({source.element}[r])"
+                value = self._ordered(text, self._word)
+            self.w.line(f"const Pair<{t}> {source.element}({value});")
+            read[source.value] = source.element
         return read
 
     def _multiplied(self, value: str) -> str:
@@ -433,6 +447,11 @@ class _Renderer:
         """Writes the products of piece ``c`` of all rows."""
         w, paths = self.w, self.paths
         types = f"{paths.wide.product}, {paths.thin.product}"
+        with w.unrolled(f"for (int q = 0; q < {paths.words}; q += {WORDS})", when=paths.words > WORDS):
+            self._multiply_words(types, kept)
+
+    def _multiply_words(self, types: str, kept: str) -> None:
+        w, paths = self.w, self.paths
         self.thin.words("thin", 0, kept)
         for product in range(paths.products):
             name = f"wide{product or ''}"

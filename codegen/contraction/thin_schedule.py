@@ -318,10 +318,11 @@ LATENCY, BLOCK, START, L2_SHARE, ISSUE, WARP_ISSUE = 1300.0, 2500.0, 2000.0, 0.4
 #: Bytes of a row for which memory takes as long to begin as to bring them: blocks read many rows at a time.
 BEGIN = 100.0
 #: Instructions that an element takes which is converted, or computed by a program of one instruction; one of a pair
-#: that is decoded from a code, or computed; and one of the thin operand.
-CONVERT, STEP, PAIR_STEP, EACH_THIN = 6.0, 1.0, 2.0, 0.5
-DECODE = {"int8": 8.0, "uint8": 10.0, "int4": 8.0, "uint4": 8.0, "float4_e2m1": 12.0, "float8_e4m3": 10.0}
-#: Registers of a thread beyond sums and pieces, and more where these are computed one by one; the most that it may have.
+#: that is decoded from a code, or computed; one of the thin operand, and more where its terms get another order.  Those
+#: on bits are counted twice: there is room for half as many.
+CONVERT, STEP, PAIR_STEP, EACH_THIN, ORDER = 6.0, 1.0, 2.0, 0.5, 1.0
+DECODE = {"int8": 8.0, "uint8": 7.0, "int4": 5.0, "uint4": 5.0, "float4_e2m1": 8.0, "float8_e4m3": 10.0}
+#: Registers of a thread beyond sums and pieces, and more where these are computed one by one; the most that there are.
 OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 24, 64, 240
 #: Bytes of sums of all warps in shared memory.
 MOST_SUMS = 40 << 10
@@ -440,7 +441,9 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
     memory = tiles * tile / (target.bytes_per_cycle * share) if cold else 0.0
     elements = s.tile * paths.products * paths.depth
     work = elements * (_effort(paths.wide, paths.piece) + paths.columns / 10)
-    work += max(paths.few, THIN) * paths.depth * (_effort(paths.thin, paths.piece) + EACH_THIN)
+    pairs = in_pairs(paths.wide, paths.piece)
+    order = ORDER if pairs is not None and pairs.apart > 1 else 0.0
+    work += max(paths.few, THIN) * paths.depth * (_effort(paths.thin, paths.piece) + EACH_THIN + order)
     work += s.tile * paths.few * paths.products * len(spec.program.operands)
     # A block first waits for memory and then multiplies; others on its multiprocessor do so meanwhile.
     alone = max(tile * LATENCY / flying, tile / target.sm_rate) + work / min(ISSUE, WARP_ISSUE * s.warps) + BLOCK

@@ -2,7 +2,7 @@
 // so do the bits of short floats, in a float too small by a power of two.
 //
 // C::pair<T, OFFSET>(word, r) is two elements of a word of four bytes, plus an integer of at most 120 either way.  Of 4
-// bits, the lower half of a byte comes first.  The elements of a pair are `apart` from each other (`order_terms`): those
+// bits, the lower half of a byte comes first.  The elements of a pair are `apart` from each other (`ordered`): those
 // of 4 bits come from opposite halves of the word, where one mask takes both.
 #pragma once
 #include "memory.cuh"
@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32 in_register() {
     uint32 below, above;
     asm("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
     asm("mov.u32 %0, %%lanemask_gt;" : "=r"(above));
-    return (below & above) | BITS;
+    return (below & above) + BITS;
 #endif
 }
 
@@ -50,13 +50,12 @@ struct Int8Codes {
     static constexpr int each = 1, apart = 1;
     template <class T, int OFFSET>
     static __device__ __forceinline__ Pair<T> pair(uint32 word, int r) {
-        const uint32 one = Room<T>::one;
         if constexpr (Room<T>::value > 128) {
             const Pair<T> moved(two_bytes<Room<T>::high>(word ^ 0x80808080u, r));
             return moved - Pair<T>(float(Room<T>::value + 128 - OFFSET));
         }
         // 128 + x % 128, minus 128 or, where the sign is set, 256.
-        const uint32 bytes = two_bytes(word, r);
+        const uint32 bytes = two_bytes(word, r), one = in_register<Room<T>::one>();
         const Pair<T> x = Pair<T>((bytes & 0x007f007fu) | one) - Pair<T>((bytes & 0x00800080u) | one);
         return OFFSET ? x + Pair<T>(float(OFFSET)) : x;
     }
@@ -77,9 +76,9 @@ template <class T, int OFFSET, uint32 FLIPPED>
 __device__ __forceinline__ Pair<T> two_halves(uint32 word, int r) {
     constexpr uint32 one = Room<T>::one ^ FLIPPED * 0x10001u;
     constexpr int more = int(FLIPPED) - OFFSET;
-    if (Room<T>::value > 128 && r % 2)  // there is room four bits higher
+    if (Room<T>::value > 128 && r % 2)  // there is room four bits higher: 16 times the number
         return Pair<T>::fma(Pair<T>((word >> 4 * (r - 1) & in_register<0x00f000f0u>()) ^ (Room<T>::one ^ FLIPPED * 0x100010u)),
-                            Pair<T>(0.0625f), Pair<T>(-float(Room<T>::value / 16 + more)));
+                            Pair<T>(in_register<0x2c002c00>()), Pair<T>(-float(Room<T>::value / 16 + more)));
     return Pair<T>((word >> 4 * r & in_register<0x000f000fu>()) ^ one) - Pair<T>(float(Room<T>::value + more));
 }
 struct Uint4Codes {
@@ -141,24 +140,13 @@ struct Float8Codes {
     static __device__ __forceinline__ Pair<T> pair(uint32 word, int r) { return Pair<T>(two_floats<T, F>(word, r)); }
 };
 
-// All elements of a vector of bytes, in pairs that are APART from each other.
+// Pair r of a vector of bytes, of those that are APART from each other.
 template <class T, class C, int APART, int OFFSET = 0, class B, int N>
-__device__ __forceinline__ Vector<Pair<T>, N * C::each / 2> decoded(const Packed<B, N>& bytes) {
-    static_assert(N % 4 == 0, "words");
-    Vector<Pair<T>, N * C::each / 2> pairs;
-#pragma unroll
-    for (int i = 0; i < N / 4; ++i)
-#pragma unroll
-        for (int r = 0; r < 2 * C::each; ++r)
-            pairs[2 * C::each * i + r] = C::template pair<T, OFFSET>(bytes.words[i], r);
-    if constexpr (C::apart != APART) {
-        static_assert(C::apart == 1, "neighbours");
-        uint32 words[N * C::each / 2];
-#pragma unroll
-        for (int r = 0; r < N * C::each / 2; ++r) words[r] = pairs[r].bits;
-        order_terms<APART>(words);
-#pragma unroll
-        for (int r = 0; r < N * C::each / 2; ++r) pairs[r].bits = words[r];
-    }
-    return pairs;
+__device__ __forceinline__ Pair<T> decoded(const Packed<B, N>& bytes, int r) {
+    static_assert(N % 4 == 0 && (C::apart == APART || C::apart == 1), "words, or neighbours");
+    const auto pair = [&](int n) -> uint32 {
+        return C::template pair<T, OFFSET>(bytes.words[n / (2 * C::each)], n % (2 * C::each)).bits;
+    };
+    if constexpr (C::apart == APART) return Pair<T>(pair(r));
+    return Pair<T>(ordered<APART>(r, pair));
 }

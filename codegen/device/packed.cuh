@@ -4,6 +4,7 @@
 // either operand is, and -0 is smaller than +0.
 #pragma once
 #include "math.cuh"
+#include "memory.cuh"
 
 template <class T>
 struct PairOf;
@@ -128,25 +129,24 @@ struct Pair {
     }
 };
 
-// Pairs of neighbours as pairs that are APART from each other: of each 2 APART elements, pair r is r and r + APART.
-template <int APART, int W>
-__device__ __forceinline__ void order_terms(uint32 (&words)[W]) {
-    static_assert(W % APART == 0, "runs");
-    if constexpr (APART > 1) {
-#pragma unroll
-        for (int i = 0; i < W; i += APART) {
-            uint32 run[APART];
-#pragma unroll
-            for (int r = 0; r < APART; ++r) run[r] = words[i + r];
-#pragma unroll
-            for (int r = 0; r < APART; ++r) {
-                const uint32 a = run[r / 2], b = run[(r + APART) / 2];
+// The lower or the upper halves of two words.
+__device__ __forceinline__ uint32 halves_of(uint32 a, uint32 b, int upper) {
 #ifdef FUSEGRAPH_CPU
-                words[i + r] = r % 2 ? a >> 16 | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
+    return upper ? a >> 16 | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
 #else
-                words[i + r] = __byte_perm(a, b, r % 2 ? 0x7632 : 0x5410);
+    return __byte_perm(a, b, upper ? 0x7632 : 0x5410);
 #endif
-            }
-        }
-    }
+}
+
+// Word r of a piece whose pairs are APART from each other: of each 2 APART elements, pair n has n and n + APART.  WORD
+// gives the words of neighbours.
+template <int APART, class Word>
+__device__ __forceinline__ uint32 ordered(int r, Word word) {
+    if constexpr (APART == 1) return word(r);
+    const int n = r % APART, run = r - n;
+    return halves_of(word(run + n / 2), word(run + (n + APART) / 2), n % 2);
+}
+template <int APART, class T, int N>
+__device__ __forceinline__ uint32 ordered(const Packed<T, N>& piece, int r) {
+    return ordered<APART>(r, [&](int n) -> uint32 { return piece.words[n]; });
 }
