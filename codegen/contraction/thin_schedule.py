@@ -435,7 +435,6 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
     # What is in flight: pieces of lanes.
     piece = paths.piece * row / paths.depth
     flying = min(s.threads * s.pieces * rows_of_lane(s) * paths.products * piece, tile)
-    rate = min(target.sm_rate, together * flying / LATENCY)
     run = min(row, s.warps * s.pieces * LANES * piece)
     share = target.memory_share * run / (run + BEGIN)
     memory = tiles * tile / (target.bytes_per_cycle * share) if cold else 0.0
@@ -445,6 +444,9 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
     order = ORDER if pairs is not None and pairs.apart > 1 else 0.0
     work += max(paths.few, THIN) * paths.depth * (_effort(paths.thin, paths.piece) + EACH_THIN + order)
     work += s.tile * paths.few * paths.products * len(spec.program.operands)
+    # A piece is read again as soon as it is multiplied.
+    multiply = work * paths.span(1) / paths.depth / WARP_ISSUE
+    rate = min(target.sm_rate, together * flying / (LATENCY + multiply))
     # A block first waits for memory and then multiplies; others on its multiprocessor do so meanwhile.
     alone = max(tile * LATENCY / flying, tile / target.sm_rate) + work / min(ISSUE, WARP_ISSUE * s.warps) + BLOCK
     issue = min(ISSUE, WARP_ISSUE * s.warps * together)
