@@ -31,6 +31,7 @@ from codegen.contraction.thin_schedule import (
     rows_of_lane,
     runs,
     thin_paths,
+    thin_pieces,
 )
 from codegen.declined import Declined
 from codegen.dtypes import ALL
@@ -64,6 +65,7 @@ class _Operand:
 
     codes  by load what is decoded from vectors of bytes, where the program computes pairs; None where it does not.
     apart  how far apart the elements of a pair are: the order of terms in a piece, on which both operands agree.
+    slots  of how many of a lane's pieces there is room for what is read at a time.
     lines  rows (or columns) that a lane reads, 8 apart.
     total  all of them.
     """
@@ -76,14 +78,15 @@ class _Operand:
         prologue: Prologue,
         codes: Mapping[int, Code] | None,
         apart: int,
-        s: ThinSchedule,
+        pieces: int,
+        slots: int,
         piece: int,
         lines: int,
         total: int,
     ) -> None:
-        self.w, self.t, self.way, self.prologue, self.codes, self.s = w, t, way, prologue, codes, s
+        self.w, self.t, self.way, self.prologue, self.codes = w, t, way, prologue, codes
         self.piece, self.lines, self.total, self.label = piece, lines, total, prologue.label
-        self.apart = apart
+        self.apart, self.pieces, self.slots = apart, pieces, slots
         sizes = piece_sizes(way.inner, piece)
         assert sizes is not None
         self.sizes = sizes
@@ -134,8 +137,9 @@ class _Operand:
 
     @property
     def _c(self) -> str:
-        """The number of the piece that a lane is at."""
-        return "c" if self.s.pieces > 1 else "0"
+        """Where piece ``c`` is, of those that a lane has."""
+        whole = "c" if self.slots == self.pieces else f"c % {self.slots}"
+        return whole if self.slots > 1 else "0"
 
     def prepare(self, first: str) -> None:
         """Writes where the lane's rows begin, and what stays the same over the reduction."""
@@ -165,7 +169,7 @@ class _Operand:
         for source in self.flying:
             if not source.of or not source.product:
                 of = f"[{self.prologue.products}]" if source.of else ""
-                self.w.line(f"{self.held(source)} {source.name}{of}[{self.lines}][{self.s.pieces}];")
+                self.w.line(f"{self.held(source)} {source.name}{of}[{self.lines}][{self.slots}];")
 
     def fetch(self, inside: str) -> None:
         """Writes the reads of piece ``c`` of all rows, from term ``k0`` on; zeros unless it is ``inside``."""
@@ -349,8 +353,13 @@ class _Renderer:
         t = signed_index_type(paths.size, paths.few, paths.depth, paths.wide.reach, paths.thin.reach)
         self.t = t
         lines = rows_of_lane(s)
-        self.wide = _Operand(self.w, t, ways[0], wide, codes[0], apart, s, paths.piece, lines, paths.size)
-        self.thin = _Operand(self.w, t, ways[1], thin, codes[1], apart, s, paths.piece, paths.columns, paths.few)
+        slots = s.pieces, thin_pieces(s)
+        self.wide, self.thin = (
+            _Operand(self.w, t, way, prologue, code, apart, s.pieces, slot, paths.piece, *rows)
+            for way, prologue, code, slot, rows in zip(
+                ways, (wide, thin), codes, slots, ((lines, paths.size), (paths.columns, paths.few))
+            )
+        )
         tile = (s.tile, paths.columns * THIN)
         total = (paths.size, paths.few)
         if not paths.first:
@@ -411,11 +420,11 @@ class _Renderer:
             self.wide.declare()
             self.thin.declare()
         w.line("Pieces read;")
-        with w.block(f"const auto fetch = [&](int c, {self.t} k)", "};"):
-            w.line(f"const {unsigned(self.t)} k0 = {self._place('c')};")
-            if lanes:
-                w.line(f"const bool inside = k0 < {depth};")
-            for side in (self.wide, self.thin):
+        for side, name in ((self.wide, "fetch_large"), (self.thin, "fetch_thin")):
+            with w.block(f"const auto {name} = [&](int c, {self.t} k)", "};"):
+                w.line(f"const {unsigned(self.t)} k0 = {self._place('c')};")
+                if lanes:
+                    w.line(f"const bool inside = k0 < {depth};")
                 side.fetch("inside" if lanes else "")
         tiles, columns = s.tile // WIDE, paths.columns
         w.line(f"{self.fragments.total} sum[{paths.products}][{tiles}][{columns}][4] = {{}};")
@@ -426,9 +435,11 @@ class _Renderer:
         def exists(k: str, c: str) -> str:
             return f"{linear([(k, 1), (c, one if whole else 0)])} < {depth}"
 
-        with w.scope():
-            c = w.each("c", s.pieces)
-            w.line(f"{f'if ({exists(begin, c)}) ' if whole else ''}fetch({c}, {begin});")
+        slots = thin_pieces(s)
+        for name, count in (("fetch_large", s.pieces), ("fetch_thin", slots)):
+            with w.scope():
+                c = w.each("c", count)
+                w.line(f"{f'if ({exists(begin, c)}) ' if whole else ''}{name}({c}, {begin});")
         with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {step})"), w.scope():
             c = w.each("c", s.pieces)
             with w.block(f"if ({exists('k', c)})", when=whole and c != "0"):
@@ -437,7 +448,13 @@ class _Renderer:
                 if kept:
                     w.line(f"const bool inside = {self._place(c)} < {depth};")
                 self._multiply(kept)
-            w.line(f"if ({exists(f'k + {step}', c)}) fetch({c}, k + {step});")
+            w.line(f"if ({exists(f'k + {step}', c)}) fetch_large({c}, k + {step});")
+            if slots == s.pieces:
+                w.line(f"if ({exists(f'k + {step}', c)}) fetch_thin({c}, k + {step});")
+                return
+            w.line(f"const int later = (c + {slots}) % {s.pieces};")
+            w.line(f"const {self.t} next = later < c ? k + {step} : k;")
+            w.line(f"if ({exists('next', 'later')}) fetch_thin(later, next);")
 
     def _place(self, c: str) -> str:
         """Returns the C expression of the term at which a lane's piece begins."""

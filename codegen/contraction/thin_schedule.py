@@ -311,7 +311,7 @@ def runs(piece: Piece) -> bool:
 
 # ---- schedules
 
-TILES, WARPS, PIECES = (16, 32), (8, 4, 16, 2, 1), (2, 4, 1)
+TILES, WARPS, PIECES = (16, 32), (8, 4, 16, 2, 1), (2, 4, 1, 8)
 #: Cycles from a read of memory to its arrival, of a block beside its reduction, and of a kernel beside its blocks; the
 #: share of the L2 cache's rate that is reached; instructions of single threads in a cycle, and those of one warp.
 LATENCY, BLOCK, START, L2_SHARE, ISSUE, WARP_ISSUE = 1300.0, 2500.0, 2000.0, 0.4, 128.0, 12.0
@@ -380,6 +380,11 @@ def rows_of_lane(s: ThinSchedule) -> int:
     return s.tile // 8
 
 
+def thin_pieces(s: ThinSchedule) -> int:
+    """Returns how many pieces a lane has of the thin operand, which is in the caches and takes less time to come."""
+    return min(s.pieces, 2)
+
+
 def sums_bytes(paths: ThinPaths, s: ThinSchedule) -> int:
     """Returns the bytes of shared memory in which warps add up their sums, and in which these wait for the program."""
     tile = s.tile * paths.columns * THIN
@@ -389,7 +394,8 @@ def sums_bytes(paths: ThinPaths, s: ThinSchedule) -> int:
 def registers(paths: ThinPaths, s: ThinSchedule) -> int:
     """Returns how many registers a thread needs, roughly."""
     rows, columns = rows_of_lane(s) * paths.products, paths.columns
-    flying = s.pieces * (rows * _words(paths.wide, paths.piece) + columns * _words(paths.thin, paths.piece))
+    flying = s.pieces * rows * _words(paths.wide, paths.piece)
+    flying += thin_pieces(s) * columns * _words(paths.thin, paths.piece)
     sums = rows // 2 * columns * 4
     needed = flying + sums + 2 * (rows + columns) + OTHER_REGISTERS
     computed = [way for way in (paths.wide, paths.thin) if way.gather.program is not None]
