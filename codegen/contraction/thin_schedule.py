@@ -30,6 +30,8 @@ MOST_THIN = 16
 WIDE, THIN = 16, 8
 #: Lanes that share a row.
 LANES = 4
+#: Most terms of a piece whose elements are computed one by one.
+MOST_EACH = 16
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,9 @@ def _piece(wide: TilePath, thin: TilePath) -> int:
     count = max(least, min(_whole(wide), 4 * least))
     while count >= least:
         sizes = [piece_sizes(way.inner, count) for way in (wide, thin)]
-        if all(sizes) and all(suits(wide, n, count) for n in range(len(wide.gather.operands))):
+        # Elements that are computed one by one take long: short pieces leave some to more warps.
+        long = count > MOST_EACH and wide.gather.program is not None and in_pairs(wide, count) is None
+        if not long and all(sizes) and all(suits(wide, n, count) for n in range(len(wide.gather.operands))):
             return count
         count //= 2
     return 0
@@ -359,7 +363,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, ThinSche
     found = [(_cost(spec, paths, s, target), s) for s in _candidates(paths)]
     if not found:
         raise Declined("a thread would need more registers than it has")
-    return sorted(found, key=lambda entry: entry[0])
+    # Of those that memory makes equally fast, the one that leaves most to spare.
+    return sorted(found, key=lambda entry: (entry[0], _cost(spec, paths, entry[1], target, cold=False)))
 
 
 def _candidates(paths: ThinPaths) -> Iterator[ThinSchedule]:
