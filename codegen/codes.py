@@ -19,6 +19,12 @@ from codegen.expr import Index, Literal, Load, Program, Result, Value
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
+#: Kinds of which a byte has two.
+HALVES = ("int4", "uint4", "float4_e2m1")
+#: The largest offset, either way, that decoding adds at no cost (`codegen/device/codes.cuh`).
+FREE_OFFSET = 120
+
+
 @dataclass(frozen=True)
 class Code:
     """What elements of a tensor of bytes stand for.
@@ -35,6 +41,11 @@ class Code:
     offset: int = 0
     low: int | None = None
     high: int | None = None
+
+    @property
+    def apart(self) -> int:
+        """How far apart the elements of a pair are, as it is decoded."""
+        return 4 if self.kind in HALVES else 1
 
 
 #: Instructions by their templates, on arrays: what takes codes apart.

@@ -19,6 +19,7 @@ from codegen.buffers import VECTORS, Buffer, Edge
 from codegen.codes import Code
 from codegen.contraction.thin_schedule import (
     LANES,
+    RUN,
     THIN,
     WIDE,
     Piece,
@@ -28,24 +29,28 @@ from codegen.contraction.thin_schedule import (
     in_pairs,
     piece_sizes,
     rows_of_lane,
+    runs,
     thin_paths,
+    thin_pieces,
 )
 from codegen.declined import Declined
 from codegen.dtypes import ALL
 from codegen.expr import Value
 from codegen.fragments import ResultFragments, space, staging
-from codegen.iteration import coordinate, linear, signed_index_type, split
+from codegen.iteration import collapse, coordinate, linear, signed_index_type, split, unsigned
 from codegen.kernel import FROM_HERE, UNTIL_HERE, Kernel, locate
 from codegen.prologue import Prologue, Source
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
-from codegen.tile_path import TilePath
+from codegen.tile_path import PIECE, TilePath
 
 #: The C types of codes (`codegen/device/codes.cuh`).
 _CODES = {"int8": "Int8Codes", "uint8": "Uint8Codes", "int4": "Int4Codes", "uint4": "Uint4Codes"}
 _CODES |= {"float4_e2m1": "Float4Codes"} | {
     t.name: f"Float8Codes<{t.ctype}>" for t in ALL if t.name.startswith("float8")
 }
+#: Words of a row that are multiplied at a time: a run of terms, however these are ordered.
+WORDS = 4
 #: Bytes of the large operand that a block asks the L2 cache for before it begins, and those of a line.
 AHEAD, LINE = 64 << 10, 128
 
@@ -58,7 +63,9 @@ def render(spec: ContractionSpec, schedule: ThinSchedule) -> KernelSource:
 class _Operand:
     """Writes how lanes read pieces of an operand, and what they make of them.
 
-    codes  by load what is decoded from bytes, where the program computes pairs; None where it does not.
+    codes  by load what is decoded from vectors of bytes, where the program computes pairs; None where it does not.
+    apart  how far apart the elements of a pair are: the order of terms in a piece, on which both operands agree.
+    slots  of how many of a lane's pieces there is room for what is read at a time.
     lines  rows (or columns) that a lane reads, 8 apart.
     total  all of them.
     """
@@ -70,13 +77,16 @@ class _Operand:
         way: TilePath,
         prologue: Prologue,
         codes: Mapping[int, Code] | None,
-        s: ThinSchedule,
+        apart: int,
+        pieces: int,
+        slots: int,
         piece: int,
         lines: int,
         total: int,
     ) -> None:
-        self.w, self.t, self.way, self.prologue, self.codes, self.s = w, t, way, prologue, codes, s
+        self.w, self.t, self.way, self.prologue, self.codes = w, t, way, prologue, codes
         self.piece, self.lines, self.total, self.label = piece, lines, total, prologue.label
+        self.apart, self.pieces, self.slots = apart, pieces, slots
         sizes = piece_sizes(way.inner, piece)
         assert sizes is not None
         self.sizes = sizes
@@ -127,8 +137,9 @@ class _Operand:
 
     @property
     def _c(self) -> str:
-        """The number of the piece that a lane is at."""
-        return "c" if self.s.pieces > 1 else "0"
+        """Where piece ``c`` is, of those that a lane has."""
+        whole = "c" if self.slots == self.pieces else f"c % {self.slots}"
+        return whole if self.slots > 1 else "0"
 
     def prepare(self, first: str) -> None:
         """Writes where the lane's rows begin, and what stays the same over the reduction."""
@@ -158,23 +169,21 @@ class _Operand:
         for source in self.flying:
             if not source.of or not source.product:
                 of = f"[{self.prologue.products}]" if source.of else ""
-                self.w.line(f"{self.held(source)} {source.name}{of}[{self.lines}][{self.s.pieces}];")
+                self.w.line(f"{self.held(source)} {source.name}{of}[{self.lines}][{self.slots}];")
 
     def fetch(self, inside: str) -> None:
         """Writes the reads of piece ``c`` of all rows, from term ``k0`` on; zeros unless it is ``inside``."""
         w = self.w
-        steps = self.way.gather.steps()[2]
         covered = len(self.sizes) - 1  # dimensions that a piece has all of: it begins at their first element
-        if covered:
-            steps = [(*s[:-covered], *(0,) * covered) for s in steps]
-        coords = split(w, self.t, f"{self.label}_k", "k0", self.way.inner, steps)
         with w.scope():
             i = w.each("i", self.lines)
             for source in self.flying:
-                place = self.prologue.place(source)
-                along = list(zip(coords, place.inner))[: len(coords) - covered]
-                terms = [self.prologue.start(source, self.at), *along]
-                self._read(source, f"next.{source.name}{source.of}[{i}][{self._c}]", terms, inside)
+                inner = self.prologue.place(source).inner
+                along = (*inner[: len(inner) - covered], *(0,) * covered)
+                sizes, (steps,) = collapse(self.way.inner, [along], range(len(along)))
+                terms = [(f"{self.t}({coordinate('k0', sizes, d)})", step) for d, step in enumerate(steps) if step]
+                terms = [self.prologue.start(source, self.at), *terms]
+                self._read(source, f"read.{source.name}{source.of}[{i}][{self._c}]", terms, inside)
 
     def _read(self, source: Source, to: str, terms: Sequence[tuple[str, int]], inside: str) -> None:
         w, at = self.w, linear(terms)
@@ -205,44 +214,71 @@ class _Operand:
         return same and self.way.product != "tf32" and self.wide(self.prologue.sources[0])
 
     def words(self, name: str, product: int, kept: str) -> None:
-        """Writes the words of piece ``c`` of every row, as they are multiplied, to the array ``name``."""
+        """Writes words of piece ``c`` of every row, from ``q`` on, as they are multiplied, to the array ``name``."""
         w, way = self.w, self.way
-        count = self.piece * way.itemsize // 4
-        w.line(f"uint32 {name}[{self.lines}][{count}];")
+        w.line(f"uint32 {name}[{self.lines}][{WORDS}];")
         with w.scope():
             i = w.each("i", self.lines)
             if self.plain:
                 source = next(source for source in self.flying if source.product == product)
-                w.line(f"words_of(now.{source.name}{source.of}[{i}][{self._c}], {name}[{i}]);")
+                text = f"read.{source.name}{source.of}[{i}][{self._c}]"
+                w.unrolled_line(
+                    f"for (int r = 0; r < {WORDS}; ++r) {name}[{i}][r] = {self._ordered(text, self._word)};"
+                )
                 return
             if self.codes is not None:
-                read = self._pairs(product, i)
-                with w.unrolled(f"for (int r = 0; r < {count}; ++r)"):
-                    pair = f"({self.prologue.element(read, product)}).bits"
+                with w.unrolled(f"for (int r = 0; r < {WORDS}; ++r)"):
+                    pair = f"({self.prologue.element(self._pairs(product, i), product)}).bits"
                     w.line(f"{name}[{i}][r] = {f'{kept} ? {pair} : 0' if kept else pair};")
                 return
-            w.line(f"Vector<{way.element}, {self.piece}> piece;")
-            with w.unrolled(f"for (int e = 0; e < {self.piece}; ++e)"):
-                w.line(f"piece[e] = {self._multiplied(self.prologue.element(self._elements(product, i), product))};")
+            terms = PIECE // way.itemsize
+            w.line(f"Vector<{way.element}, {terms}> piece;")
+            with w.unrolled(f"for (int n = 0; n < {terms}; ++n)"):
+                w.line(f"const int e = {linear([(self._q, terms // WORDS), ('n', 1)])};")
+                w.line(f"piece[n] = {self._multiplied(self.prologue.element(self._elements(product, i), product))};")
             whole = f"kept(piece, {kept})" if kept and way.gather.program is not None else "piece"
-            w.line(f"words_of({whole}, {name}[{i}]);")
+            if self.apart == 1:
+                w.line(f"words_of({whole}, {name}[{i}]);")
+                return
+            w.line(f"const Packed<{way.element}, {terms}> words = {whole};")
+            self._each_word(f"{name}[{i}]", "words", "r")
+
+    def _each_word(self, to: str, piece: str, word: str) -> None:
+        self.w.unrolled_line(f"for (int r = 0; r < {WORDS}; ++r) {to}[r] = {self._ordered(piece, word)};")
+
+    @property
+    def _q(self) -> str:
+        """The word of the piece at which those begin that are multiplied."""
+        return "q" if self.piece * self.way.itemsize > PIECE else "0"
+
+    @property
+    def _word(self) -> str:
+        """The word of the piece that is written as number ``r``."""
+        return linear([(self._q, 1), ("r", 1)])
+
+    def _ordered(self, piece: str, r: str) -> str:
+        """Returns the C expression of a word of elements that lie side by side."""
+        return f"ordered<{self.apart}>({piece}, {r})"
 
     def _pairs(self, product: int, i: str) -> dict[Value, str]:
-        """Writes what has been read for piece ``c`` of row ``i`` as pairs; returns the C expressions of pair ``r``."""
+        """Returns the C expressions of pair ``q + r`` of what has been read for piece ``c`` of row ``i``."""
         codes, t, read = self.codes, self.way.element, {}
         assert codes is not None
         for source in self.prologue.sources_of(product):
-            number, text = self._number(source), f"now.{source.name}{source.of}[{i}][{self._c}]"
+            number, text = self._number(source), f"read.{source.name}{source.of}[{i}][{self._c}]"
             text = source.next + self.at if self.fixed(source) else text
-            if self.single(source):
+            if number in codes:
+                code = codes[number]
+                how = f"{t}, {_CODES[code.kind]}, {self.apart}" + (f", {code.offset}" if code.offset else "")
+                value = f"decoded<{how}>({text}, {self._word})"
+            elif self.single(source) or runs(self.geometry(source)):
+                if not self.single(source):
+                    text += f"[{self.geometry(source).offset(f'(({self._word}) / {RUN // 2} * {RUN})')}]"
                 value = text if source.ctype == t else f"convert<{t}>({text})"
-                self.w.line(f"const Pair<{t}> {source.element} = {value};")
-                read[source.value] = source.element
-            elif number in codes:
-                self.w.line(f"const auto {source.element} = decoded<{t}, {_CODES[codes[number].kind]}>({text});")
-                read[source.value] = f"{source.element}[r]"
             else:
-                read[source.value] = f"Pair<{t}>({text}.words[r])"
+                value = self._ordered(text, self._word)
+            self.w.line(f"const Pair<{t}> {source.element}({value});")
+            read[source.value] = source.element
         return read
 
     def _multiplied(self, value: str) -> str:
@@ -264,7 +300,7 @@ class _Operand:
             if self.fixed(source):
                 read[source.value] = source.next + self.at
                 continue
-            text = f"now.{source.name}{source.of}[{i}][{self._c}]"
+            text = f"read.{source.name}{source.of}[{i}][{self._c}]"
             if not source.pointer:
                 offset = piece.offset("e")
                 text = text if offset == "0" else f"({text} + {offset})"
@@ -305,7 +341,9 @@ class _Renderer:
         self.w = Kernel(spec.name)
         names = self.w.names
         self.at = space(spec)
-        ways, codes = zip(*(in_pairs(way, paths.piece) or (way, None) for way in (paths.wide, paths.thin)))
+        pairs = [in_pairs(way, paths.piece) for way in (paths.wide, paths.thin)]
+        ways, codes = zip(*(p or (way, None) for p, way in zip(pairs, (paths.wide, paths.thin))))
+        apart = max(p.apart if p else 1 for p in pairs)
         a, b = zip(ways, codes) if paths.first else zip(ways[::-1], codes[::-1])
         self.prologues = (
             Prologue(self.w, a[0].gather, names, "a", pairs=a[1] is not None),
@@ -315,8 +353,13 @@ class _Renderer:
         t = signed_index_type(paths.size, paths.few, paths.depth, paths.wide.reach, paths.thin.reach)
         self.t = t
         lines = rows_of_lane(s)
-        self.wide = _Operand(self.w, t, ways[0], wide, codes[0], s, paths.piece, lines, paths.size)
-        self.thin = _Operand(self.w, t, ways[1], thin, codes[1], s, paths.piece, paths.columns, paths.few)
+        slots = s.pieces, thin_pieces(s)
+        self.wide, self.thin = (
+            _Operand(self.w, t, way, prologue, code, apart, s.pieces, slot, paths.piece, *rows)
+            for way, prologue, code, slot, rows in zip(
+                ways, (wide, thin), codes, slots, ((lines, paths.size), (paths.columns, paths.few))
+            )
+        )
         tile = (s.tile, paths.columns * THIN)
         total = (paths.size, paths.few)
         if not paths.first:
@@ -368,46 +411,65 @@ class _Renderer:
 
     def _mainloop(self) -> None:
         w, s, paths = self.w, self.s, self.paths
-        span, depth = paths.span(s.pieces), paths.depth
-        each = [(f"lane % {LANES}", paths.piece), ("c", paths.span(1))]
-        # Pieces are whole, but the last ones of a round may not exist.
-        missing = depth % span != 0 or s.warps * span > depth
+        span, one, depth = paths.span(s.pieces), paths.span(1), paths.depth
+        step = s.warps * span
+        # Pieces are whole, but the last ones of a round may not exist: for some lanes, or for the whole warp.
+        missing = depth % span != 0 or step > depth
+        lanes = depth % one != 0
         w.line()
         with w.block("struct Pieces", "};"):
             self.wide.declare()
             self.thin.declare()
-        w.line("Pieces next, now;")
-        with w.block(f"const auto fetch = [&]({self.t} k)", "};"), w.scope():
-            self._each_piece(each)
-            if missing:
-                w.line(f"const bool inside = k0 < {depth};")
-            for side in (self.wide, self.thin):
-                side.fetch("inside" if missing else "")
+        w.line("Pieces read;")
+        for side, name in ((self.wide, "fetch_large"), (self.thin, "fetch_thin")):
+            with w.block(f"const auto {name} = [&](int c, {self.t} k)", "};"):
+                w.line(f"const {unsigned(self.t)} k0 = {self._place('c')};")
+                if lanes:
+                    w.line(f"const bool inside = k0 < {depth};")
+                side.fetch("inside" if lanes else "")
         tiles, columns = s.tile // WIDE, paths.columns
         w.line(f"{self.fragments.total} sum[{paths.products}][{tiles}][{columns}][4] = {{}};")
-        begin = linear([("warp", span)]) if s.warps > 1 else "0"
-        w.line(f"fetch({begin});")
-        with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {s.warps * span})"):
-            w.line("now = next;")
-            w.line(f"if (k + {s.warps * span} < {depth}) fetch(k + {s.warps * span});")
-            with w.scope():
-                computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
-                kept = "inside" if missing and computed else ""
-                self._each_piece(each, position=bool(kept))
-                if kept:
-                    w.line(f"const bool inside = k0 < {depth};")
-                self._multiply(kept)
 
-    def _each_piece(self, each: Sequence[tuple[str, int]], *, position: bool = True) -> None:
-        """Opens the loop over a lane's pieces, and writes the term ``k0`` at which one begins."""
-        c = self.w.each("c", self.s.pieces)
-        if position:
-            self.w.line(f"const {self.t} k0 = {linear([('k', 1), each[0], (c, each[1][1])])};")
+        whole = missing and not lanes  # a warp's piece exists for all of its lanes, or for none
+        begin = linear([("warp", span)]) if s.warps > 1 else "0"
+
+        def exists(k: str, c: str) -> str:
+            return f"{linear([(k, 1), (c, one if whole else 0)])} < {depth}"
+
+        slots = thin_pieces(s)
+        for name, count in (("fetch_large", s.pieces), ("fetch_thin", slots)):
+            with w.scope():
+                c = w.each("c", count)
+                w.line(f"{f'if ({exists(begin, c)}) ' if whole else ''}{name}({c}, {begin});")
+        with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {step})"), w.scope():
+            c = w.each("c", s.pieces)
+            with w.block(f"if ({exists('k', c)})", when=whole and c != "0"):
+                computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
+                kept = "inside" if lanes and computed else ""
+                if kept:
+                    w.line(f"const bool inside = {self._place(c)} < {depth};")
+                self._multiply(kept)
+            w.line(f"if ({exists(f'k + {step}', c)}) fetch_large({c}, k + {step});")
+            if slots == s.pieces:
+                w.line(f"if ({exists(f'k + {step}', c)}) fetch_thin({c}, k + {step});")
+                return
+            w.line(f"const int later = (c + {slots}) % {s.pieces};")
+            w.line(f"const {self.t} next = later < c ? k + {step} : k;")
+            w.line(f"if ({exists('next', 'later')}) fetch_thin(later, next);")
+
+    def _place(self, c: str) -> str:
+        """Returns the C expression of the term at which a lane's piece begins."""
+        return linear([("k", 1), (f"lane % {LANES}", self.paths.piece), (c, self.paths.span(1))])
 
     def _multiply(self, kept: str) -> None:
         """Writes the products of piece ``c`` of all rows."""
         w, paths = self.w, self.paths
         types = f"{paths.wide.product}, {paths.thin.product}"
+        with w.unrolled(f"for (int q = 0; q < {paths.words}; q += {WORDS})", when=paths.words > WORDS):
+            self._multiply_words(types, kept)
+
+    def _multiply_words(self, types: str, kept: str) -> None:
+        w, paths = self.w, self.paths
         self.thin.words("thin", 0, kept)
         for product in range(paths.products):
             name = f"wide{product or ''}"

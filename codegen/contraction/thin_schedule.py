@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.bf16x6 import BF16X6
 from codegen.buffers import Edge
-from codegen.codes import Code, codes
+from codegen.codes import FREE_OFFSET, HALVES, Code, codes
 from codegen.declined import Declined
 from codegen.expr import Index, Load, Value
 from codegen.family import Schedule
@@ -30,6 +30,8 @@ MOST_THIN = 16
 WIDE, THIN = 16, 8
 #: Lanes that share a row.
 LANES = 4
+#: Most terms of a piece whose elements are computed one by one.
+MOST_EACH = 16
 
 
 @dataclass(frozen=True)
@@ -180,23 +182,28 @@ def _path(
 def _piece(wide: TilePath, thin: TilePath) -> int:
     """Returns the terms of a piece; 0 if the large operand does not lie so."""
     least = PIECE // wide.itemsize
-    count = max(least, min(PIECE // _narrowest(wide), 4 * least))
+    count = max(least, min(_whole(wide), 4 * least))
     while count >= least:
         sizes = [piece_sizes(way.inner, count) for way in (wide, thin)]
-        if all(sizes) and all(suits(wide, n, count) for n in range(len(wide.gather.operands))):
+        # Elements that are computed one by one take long: short pieces leave some to more warps.
+        long = count > MOST_EACH and wide.gather.program is not None and in_pairs(wide, count) is None
+        if not long and all(sizes) and all(suits(wide, n, count) for n in range(len(wide.gather.operands))):
             return count
         count //= 2
     return 0
 
 
-def _narrowest(way: TilePath) -> int:
-    """Returns the bytes that the narrowest tensor has for a term of the reduction."""
+def _whole(way: TilePath) -> int:
+    """Returns the terms of which each tensor has at most 16 bytes: one of 4 bits has two of them in a byte."""
     found = []
     for n, op in enumerate(way.gather.operands):
         steps = source_steps(way, n)[2]
         if any(steps):
-            found.append(op.dtype.itemsize)
-    return min(found, default=4)
+            found.append(
+                PIECE * prod(most(size) for size, step in zip(way.inner, steps) if not step) // op.dtype.itemsize
+            )
+    whole = min(found, default=PIECE // 4)
+    return 1 << whole.bit_length() - 1
 
 
 def source_steps(way: TilePath, n: int) -> tuple[Strides, Strides, Strides, int]:
@@ -235,16 +242,34 @@ def aligned(way: TilePath, n: int, piece: Piece) -> bool:
 # ---- codes
 
 
-@lru_cache(256)
-def in_pairs(way: TilePath, piece: int) -> tuple[TilePath, Mapping[int, Code]] | None:
-    """Returns an operand whose program computes pairs of 16-bit floats, and by load what is decoded from bytes.
+#: Neighbours among which pairs are made, in any order of terms.
+RUN = 8
 
-    None if it is not computed, or not in pairs.
+
+class Pairs(NamedTuple):
+    """An operand whose program computes pairs of 16-bit floats.
+
+    way    the operand, with that program.
+    codes  by load what is decoded from vectors of bytes.
     """
+
+    way: TilePath
+    codes: Mapping[int, Code]
+
+    @property
+    def apart(self) -> int:
+        """How far apart the elements of a pair are, as its codes are decoded."""
+        return max((code.apart for code in self.codes.values()), default=1)
+
+
+@lru_cache(256)
+def in_pairs(way: TilePath, piece: int) -> Pairs | None:
+    """Returns an operand whose program computes pairs; None if it is not computed, or not in pairs."""
     program, sizes = way.gather.program, piece_sizes(way.inner, piece)
     if program is None or sizes is None or way.itemsize != 2:
         return None
     elements: dict[Value, Any] = {}
+    vectors: dict[int, Any] = {}  # by load, of which element of a vector each element of a piece is made
     coords = np.unravel_index(np.arange(piece), sizes)
     for n in range(len(program.loads) + len(program.indices)):
         batch, outer, inner, start = source_steps(way, n)
@@ -255,39 +280,54 @@ def in_pairs(way: TilePath, piece: int) -> tuple[TilePath, Mapping[int, Code]] |
         if n >= len(program.loads):
             if not any((*batch, *outer, *lead[:-1], *(steps[:1] if sizes[0] != way.inner[len(lead) - 1] else ()))):
                 elements[Index(n - len(program.loads))] = places + start
-        elif not places.any() or (aligned(way, n, Piece(sizes, steps)) and Piece(sizes, steps).dense):
-            elements[Load(n)] = places
+        elif any(steps) and not (aligned(way, n, Piece(sizes, steps)) and Piece(sizes, steps).dense):
+            return None
+        elif runs(Piece(sizes, steps)):  # both elements of a pair are the same one
+            elements[Load(n)] = np.zeros_like(places)
+        else:
+            elements[Load(n)] = vectors[n] = places
     found = codes(program, elements)
-    pairs = packed(program, found)
+    # Where vectors are decoded, offsets are added at no cost.
+    free = {v: c for v, c in found.items() if c.load in vectors and abs(c.offset) <= FREE_OFFSET}
+    pairs = packed(program, {v: replace(c, offset=0) if v in free else c for v, c in found.items()})
     if pairs is None:
         return None
-    for n, op in enumerate(program.loads):
-        whole = Load(n) in elements and (places := elements[Load(n)]).any()
-        if whole and op.dtype.itemsize == 2 and not np.array_equal(places, np.arange(piece)):
+    decoded = {c.load: c if v in free else replace(c, offset=0) for v, c in found.items() if c.load in vectors}
+    for n, places in vectors.items():
+        each = 2 if n in decoded and decoded[n].kind in HALVES else 1
+        if not np.array_equal(places, np.arange(piece) // each):
             return None
-        if whole and op.dtype.itemsize == 1 and len(places) * op.dtype.itemsize % 8:
-            return None
-        if Load(n) not in elements:
+        if program.loads[n].dtype.itemsize == 1 and (n not in decoded or piece // each % 4):
             return None
     gather = replace(way.gather, program=pairs, starts=way.gather.starts[: len(pairs.loads)])
-    return replace(way, gather=gather), {code.load: code for code in found.values()}
+    return Pairs(replace(way, gather=gather), decoded)
+
+
+def runs(piece: Piece) -> bool:
+    """Tells whether a tensor has one element for each run of neighbours."""
+    below = 1
+    for size, step in reversed(list(zip(piece.sizes, piece.steps))):
+        if step and size > 1:
+            return below % RUN == 0
+        below *= size
+    return True
 
 
 # ---- schedules
 
-TILES, WARPS, PIECES = (16, 32), (8, 4, 16, 2, 1), (2, 4, 1)
+TILES, WARPS, PIECES = (16, 32), (8, 4, 16, 2, 1), (2, 4, 1, 8)
 #: Cycles from a read of memory to its arrival, of a block beside its reduction, and of a kernel beside its blocks; the
 #: share of the L2 cache's rate that is reached; instructions of single threads in a cycle, and those of one warp.
 LATENCY, BLOCK, START, L2_SHARE, ISSUE, WARP_ISSUE = 1300.0, 2500.0, 2000.0, 0.4, 128.0, 12.0
 #: Bytes of a row for which memory takes as long to begin as to bring them: blocks read many rows at a time.
 BEGIN = 100.0
 #: Instructions that an element takes which is converted, or computed by a program of one instruction; one of a pair
-#: that is decoded from a code, or computed; and one of the thin operand.
-CONVERT, STEP, PAIR_STEP, EACH_THIN = 6.0, 1.0, 2.0, 0.5
-DECODE = {"int8": 8.0, "uint8": 10.0, "int4": 8.0, "uint4": 8.0, "float4_e2m1": 12.0, "float8_e4m3": 10.0}
-#: Registers of a thread beyond sums and pieces, and more where these are computed one by one; the share of these that
-#: there are at a time otherwise; the most that it may have.
-OTHER_REGISTERS, COMPUTING, NEEDED, MOST_REGISTERS = 24, 64, 0.8, 240
+#: that is decoded from a code, or computed; one of the thin operand, and more where its terms get another order.  Those
+#: on bits are counted twice: there is room for half as many.
+CONVERT, STEP, PAIR_STEP, EACH_THIN, ORDER = 6.0, 1.0, 2.0, 0.5, 1.0
+DECODE = {"int8": 8.0, "uint8": 7.0, "int4": 5.0, "uint4": 5.0, "float4_e2m1": 8.0, "float8_e4m3": 10.0}
+#: Registers of a thread beyond sums and pieces, and more where these are computed one by one; the most that there are.
+OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 24, 64, 240
 #: Bytes of sums of all warps in shared memory.
 MOST_SUMS = 40 << 10
 
@@ -323,7 +363,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, ThinSche
     found = [(_cost(spec, paths, s, target), s) for s in _candidates(paths)]
     if not found:
         raise Declined("a thread would need more registers than it has")
-    return sorted(found, key=lambda entry: entry[0])
+    # Of those that memory makes equally fast, the one that leaves most to spare.
+    return sorted(found, key=lambda entry: (entry[0], _cost(spec, paths, entry[1], target, cold=False)))
 
 
 def _candidates(paths: ThinPaths) -> Iterator[ThinSchedule]:
@@ -344,6 +385,11 @@ def rows_of_lane(s: ThinSchedule) -> int:
     return s.tile // 8
 
 
+def thin_pieces(s: ThinSchedule) -> int:
+    """Returns how many pieces a lane has of the thin operand, which is in the caches and takes less time to come."""
+    return min(s.pieces, 2)
+
+
 def sums_bytes(paths: ThinPaths, s: ThinSchedule) -> int:
     """Returns the bytes of shared memory in which warps add up their sums, and in which these wait for the program."""
     tile = s.tile * paths.columns * THIN
@@ -353,13 +399,14 @@ def sums_bytes(paths: ThinPaths, s: ThinSchedule) -> int:
 def registers(paths: ThinPaths, s: ThinSchedule) -> int:
     """Returns how many registers a thread needs, roughly."""
     rows, columns = rows_of_lane(s) * paths.products, paths.columns
-    flying = s.pieces * (rows * _words(paths.wide, paths.piece) + columns * _words(paths.thin, paths.piece))
+    flying = s.pieces * rows * _words(paths.wide, paths.piece)
+    flying += thin_pieces(s) * columns * _words(paths.thin, paths.piece)
     sums = rows // 2 * columns * 4
-    needed = 2 * flying + sums + (rows + columns) * paths.words
+    needed = flying + sums + 2 * (rows + columns) + OTHER_REGISTERS
     computed = [way for way in (paths.wide, paths.thin) if way.gather.program is not None]
     if any(in_pairs(way, paths.piece) is None for way in computed):
-        return needed + OTHER_REGISTERS + COMPUTING
-    return round(NEEDED * needed) + OTHER_REGISTERS
+        return needed + (rows + columns) * paths.words + COMPUTING
+    return needed
 
 
 def blocks_of_registers(paths: ThinPaths, s: ThinSchedule) -> int:
@@ -399,14 +446,18 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
     # What is in flight: pieces of lanes.
     piece = paths.piece * row / paths.depth
     flying = min(s.threads * s.pieces * rows_of_lane(s) * paths.products * piece, tile)
-    rate = min(target.sm_rate, together * flying / LATENCY)
     run = min(row, s.warps * s.pieces * LANES * piece)
     share = target.memory_share * run / (run + BEGIN)
     memory = tiles * tile / (target.bytes_per_cycle * share) if cold else 0.0
     elements = s.tile * paths.products * paths.depth
     work = elements * (_effort(paths.wide, paths.piece) + paths.columns / 10)
-    work += max(paths.few, THIN) * paths.depth * (_effort(paths.thin, paths.piece) + EACH_THIN)
+    pairs = in_pairs(paths.wide, paths.piece)
+    order = ORDER if pairs is not None and pairs.apart > 1 else 0.0
+    work += max(paths.few, THIN) * paths.depth * (_effort(paths.thin, paths.piece) + EACH_THIN + order)
     work += s.tile * paths.few * paths.products * len(spec.program.operands)
+    # A piece is read again as soon as it is multiplied.
+    multiply = work * paths.span(1) / paths.depth / WARP_ISSUE
+    rate = min(target.sm_rate, together * flying / (LATENCY + multiply))
     # A block first waits for memory and then multiplies; others on its multiprocessor do so meanwhile.
     alone = max(tile * LATENCY / flying, tile / target.sm_rate) + work / min(ISSUE, WARP_ISSUE * s.warps) + BLOCK
     issue = min(ISSUE, WARP_ISSUE * s.warps * together)

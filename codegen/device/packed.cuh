@@ -4,6 +4,7 @@
 // either operand is, and -0 is smaller than +0.
 #pragma once
 #include "math.cuh"
+#include "memory.cuh"
 
 template <class T>
 struct PairOf;
@@ -89,6 +90,15 @@ PAIR_OF(float16, "f16x2", PAIR_SUMS("f16x2"))
 
 #endif
 
+// The same 16 bits in both halves of a word.
+__device__ __forceinline__ uint32 twice(uint16 bits) {
+#ifdef FUSEGRAPH_CPU
+    return bits * 0x10001u;
+#else
+    return __byte_perm(bits, 0, 0x1010);
+#endif
+}
+
 // Element i of a pair, 0 or 1.
 template <class T>
 __device__ __forceinline__ T element_of(uint32 pair, int i) {
@@ -102,8 +112,8 @@ struct Pair {
     uint32 bits;
     Pair() = default;
     explicit __device__ __forceinline__ Pair(uint32 word) : bits(word) {}
-    __device__ __forceinline__ Pair(T both) : bits(both.bits * 0x10001u) {}
-    __device__ __forceinline__ Pair(float both) : Pair(convert<T>(both)) {}
+    __device__ __forceinline__ Pair(T both) : bits(twice(both.bits)) {}
+    __device__ __forceinline__ Pair(float both) : bits(convert<T>(both).bits * 0x10001u) {}
 
     friend __device__ __forceinline__ Pair operator*(Pair a, Pair b) { return Pair(PairOf<T>::multiply(a.bits, b.bits)); }
     friend __device__ __forceinline__ Pair operator+(Pair a, Pair b) { return Pair(PairOf<T>::add(a.bits, b.bits)); }
@@ -118,3 +128,25 @@ struct Pair {
         return Pair(PairOf<T>::fma(a.bits, b.bits, c.bits));
     }
 };
+
+// The lower or the upper halves of two words.
+__device__ __forceinline__ uint32 halves_of(uint32 a, uint32 b, int upper) {
+#ifdef FUSEGRAPH_CPU
+    return upper ? a >> 16 | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
+#else
+    return __byte_perm(a, b, upper ? 0x7632 : 0x5410);
+#endif
+}
+
+// Word r of a piece whose pairs are APART from each other: of each 2 APART elements, pair n has n and n + APART.  WORD
+// gives the words of neighbours.
+template <int APART, class Word>
+__device__ __forceinline__ uint32 ordered(int r, Word word) {
+    if constexpr (APART == 1) return word(r);
+    const int n = r % APART, run = r - n;
+    return halves_of(word(run + n / 2), word(run + (n + APART) / 2), n % 2);
+}
+template <int APART, class T, int N>
+__device__ __forceinline__ uint32 ordered(const Packed<T, N>& piece, int r) {
+    return ordered<APART>(r, [&](int n) -> uint32 { return piece.words[n]; });
+}
