@@ -131,6 +131,7 @@ def test_what_is_compiled_by_size_says_why() -> None:
         assert f"compiled by size: {reasons[-1]}" in str(fusegraph.torch.report())
 
 
+@pytest.mark.slow
 def test_pooled_sizes_are_traced_once() -> None:
     """Whatever their remainders, of which some releases of torch make guards."""
     function = lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1) + 1  # noqa: E731
