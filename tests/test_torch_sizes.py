@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from graphs import quick
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -90,7 +91,7 @@ def _reasons() -> list[str]:
     return [report.by_size for report in fusegraph.torch.report()]
 
 
-@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("learns", quick(True, False))
 def test_numbers_are_constants_until_they_change(learns: bool) -> None:
     class Scaled(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
