@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from codegen.combiners import Combiner
 from codegen.dtypes import DType
 from codegen.expr import Operand
+from codegen.records import changed
 
 Spec = TypeVar("Spec")
 
@@ -27,18 +28,26 @@ def canonical(spec: Spec) -> Spec:
 
 def _without_names(part: Any, numbers: dict[str, str]) -> Any:
     if isinstance(part, tuple):
-        return tuple([_without_names(p, numbers) for p in part]) if part else part
+        return tuple([p if type(p) in _PLAIN else _without_names(p, numbers) for p in part]) if part else part
     kind = type(part)
     if kind not in _FIELDS:
         _FIELDS[kind] = _fields(kind)
     if not (names := _FIELDS[kind]):
         return part
-    values = {n: _SAID[n] if n in _SAID else _without_names(getattr(part, n), numbers) for n in names}
+    values = {}
+    for name in names:
+        old = getattr(part, name)
+        if name in _SAID:
+            values[name] = _SAID[name]
+        elif type(old) not in _PLAIN and (new := _without_names(old, numbers)) is not old:
+            values[name] = new
     if isinstance(part, Operand):
         values["name"] = numbers.setdefault(part.name, str(len(numbers)))
-    return kind(**values)
+    return changed(part, **values) if values else part
 
 
+#: Classes of most values, which have no parts.
+_PLAIN = frozenset({int, str, float, bool, type(None)})
 #: Those of classes that were met: asking a class takes longer than all else.
 _FIELDS: dict[Any, tuple[str, ...]] = {}
 

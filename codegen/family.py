@@ -116,7 +116,8 @@ class EstimatedFamily(Family[SpecT]):
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
         """Yields the schedules worth trying, best guess first; the first 12 have some of every form that fits."""
         spec, last = canonical(spec), self.forms[-1]
-        estimates, taken = self._estimates(spec, target), self.form(spec, target)
+        estimates = self._estimates(spec, target)
+        taken = self._taken(estimates)
         if taken.best is not None:  # most callers want no more
             yield taken.best(spec, target)
         first = tuple(taken.schedules(spec, target))
@@ -132,7 +133,10 @@ class EstimatedFamily(Family[SpecT]):
 
     def form(self, spec: SpecT, target: Target) -> Form[SpecT, Any]:
         """Returns the form that a spec gets untuned."""
-        estimates = self._estimates(spec, target)
+        return self._taken(self._estimates(spec, target))
+
+    def _taken(self, estimates: Mapping[Form[SpecT, Any], float]) -> Form[SpecT, Any]:
+        """Returns the form that a spec gets, of these estimated cycles of those that compete."""
         first = next(iter(estimates), self.forms[-1])
         best = min(estimates, key=estimates.__getitem__, default=first)
         clearly = best != first and max(CLEARLY * estimates[best], estimates[best] + LEAST_SAVED) < estimates[first]
@@ -140,13 +144,14 @@ class EstimatedFamily(Family[SpecT]):
 
     def cycles(self, spec: SpecT, target: Target) -> float:
         """Returns the cycles that the best schedule is estimated to take, by the form's cost model."""
-        taken = self.form(spec, target)
-        return self._estimates(spec, target).get(taken) or _cycles(taken, values(spec), target)
+        estimates = self._estimates(spec, target)
+        taken = self._taken(estimates)
+        return estimates.get(taken) or _cycles(taken, values(spec), target)
 
     def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
         """Returns by name why the forms in front of the one that a spec gets are not taken."""
-        estimates, taken = self._estimates(spec, target), self.form(spec, target)
-        reasons = {}
+        estimates = self._estimates(spec, target)
+        taken, reasons = self._taken(estimates), {}
         for form in self.forms[: self.forms.index(taken)]:
             if form in estimates:
                 times = estimates[form] / estimates[taken]

@@ -358,7 +358,7 @@ def _changed(part: Any, change: Callable[[Size], int]) -> Any:
     if isinstance(part, Size):
         return change(part)
     if isinstance(part, tuple | list):
-        made = [_changed(p, change) for p in part]
+        made = [p if type(p) in _WITHOUT_PARTS else _changed(p, change) for p in part]
         if all(map(operator.is_, made, part)):
             return part
         return kind(*made) if hasattr(part, "_fields") else kind(made)
@@ -367,7 +367,7 @@ def _changed(part: Any, change: Callable[[Size], int]) -> Any:
     others = {}
     for name in _fields_of(kind):
         old = getattr(part, name)
-        if (new := _changed(old, change)) is not old:
+        if type(old) not in _WITHOUT_PARTS and (new := _changed(old, change)) is not old:
             others[name] = new
     return changed(part, **others) if others else part
 

@@ -6,12 +6,24 @@ import ctypes
 import gc
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Where Python writes no bytecode, all workers and all programs that tests start would compile all packages again, torch
+# and sympy among them: half a minute each.  It is written to a folder of its own.
+if sys.dont_write_bytecode and not os.path.exists(pytest.__cached__):
+    sys.pycache_prefix = str(Path(__file__).parent.parent / ".pytest_cache" / "bytecode")
+    sys.dont_write_bytecode = False
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    del os.environ["PYTHONDONTWRITEBYTECODE"]
+
 from hypothesis import Phase, settings
 
 # Set before anything is imported: what the tests see is built from the sources as they are.  Workers of one run share
@@ -37,6 +49,17 @@ if "CI" in os.environ:
     phases = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
     settings.register_profile("without shrinking", settings.get_profile("ci"), phases=phases)
     settings.load_profile("without shrinking")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Every other worker imports the tests from the last one on: workers then compile half of them each, and read what
+    others compiled.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if int(worker.removeprefix("gw")) % 2 and all(map(os.path.isdir, session.config.args)):
+        for path in sorted(Path(__file__).parent.glob("test_*.py"), reverse=True):
+            with suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and says what is wrong
+                import_module(path.stem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

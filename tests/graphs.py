@@ -25,9 +25,10 @@ from fusegraph.runtime.cache import default_cache
 from fusegraph.runtime.host_compiler import Order
 
 __all__ = [
-    "ARCHS", "DTYPES", "FLOATS", "INTEGERS", "QUICK_ARCHS", "Recipe", "WrongGraph", "check_all", "check_on_gpu",
-    "check_recipes", "compile_for", "executables", "failure", "gpu_executables", "leave_out_pass", "quick",
-    "quick_dtypes", "recipes", "results_of", "seeded", "share", "show", "smaller", "undecided_share",
+    "ARCHS", "DTYPES", "FLOATS", "INTEGERS", "QUICK_ARCHS", "Recipe", "WrongGraph", "are_right", "check_all",
+    "check_on_gpu", "check_recipes", "compile_for", "executables", "failure", "gpu_executables", "leave_out_pass",
+    "quick", "quick_dtypes", "recipes", "results_of", "seeded", "share", "show", "slow", "smaller",
+    "undecided_share",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -72,8 +73,17 @@ def check_all(
 
     Raises AssertionError if one is wrong.
     """
-    strict = bool(options.get("strict"))
     made = executables(graphs, fusion=fusion, arch=arch, **options)
+    return are_right(made, inputs=inputs, strict=bool(options.get("strict")))
+
+
+def are_right(
+    made: Sequence[CpuExecutable],
+    *,
+    inputs: Callable[[fg.Graph], Mapping[str, Array]] = random_inputs,
+    strict: bool = False,
+) -> list[CheckResult]:
+    """Checks executables against the reference.  Raises AssertionError if one is wrong."""
     results = [check_executable(e, inputs(e.graph), strict=strict) for e in made]
     wrong = [f"{r}\n{show(e.graph)}" for r, e in zip(results, made) if not r.ok]
     assert not wrong, "\n\n".join(wrong)
@@ -145,6 +155,11 @@ def filtered(g: fg.Graph, x: fg.Tensor, layout: str) -> None:
 def quick(first: T, *others: T) -> list[Any]:
     """Marks all but the first parameters of a test as slow."""
     return [first, *(pytest.param(x, marks=pytest.mark.slow) for x in others)]
+
+
+def slow(*cases: tuple[Any, ...]) -> list[Any]:
+    """Marks cases of several parameters of a test as slow."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def quick_dtypes(dtypes: Iterable[DType], *names: str) -> list[Any]:

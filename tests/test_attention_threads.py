@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from graphs import ARCHS, check_all, check_on_gpu, compile_for
+from graphs import ARCHS, check_all, check_on_gpu, compile_for, quick
 
 import fusegraph as fg
 from codegen import best_schedule
@@ -45,7 +45,7 @@ def with_queries(count: int) -> Any:
 SIZES = ((49, 70, 32, 32), (33, 31, 13, 5), (5, 64, 6, 36), (64, 33, 64, 64), (1, 1, 4, 1))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", quick("float32", "float64"))
 def test_every_schedule(dtype: str) -> None:
     for count in simt.QUERIES:
 

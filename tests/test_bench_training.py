@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from graphs import quick
 
 pytest.importorskip("torch")
 
@@ -138,7 +139,7 @@ def _times(task: Task) -> dict[str, Any]:
     return run._times(subject, task)
 
 
-@pytest.mark.parametrize("name", ["head:gpt2-graph", "adamw-clipped:gpt2-graph"])
+@pytest.mark.parametrize("name", quick("head:gpt2-graph", "adamw-clipped:gpt2-graph"))
 def test_parts_without_torch(name: str) -> None:
     made = subject(Task(name, "fp32", 2, TRAIN, "cpu"))
     _, right = made.expected() or ("", [])

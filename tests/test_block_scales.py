@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import check_all, quick
+from graphs import check_all, executables, quick
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
@@ -40,7 +40,7 @@ def dequantised(x: Any, scale: Any, axis: int) -> Any:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("rows", [1, 19])
+@pytest.mark.parametrize("rows", quick(19, 1))
 def test_products_of_scaled_blocks_are_one_kernel(name: str, rows: int) -> None:
     kind, scale_kind, block = FORMATS[name]
     size, columns = 4 * block, 24
@@ -150,6 +150,7 @@ def blocks(numbers: Any, shape: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_dequantised_numbers(grid: Any) -> None:
     shape, scaled, zeros = grid
+    cases: list[tuple[fg.Graph, list[Any], Any]] = []
     for kind, zero in (("int8", "int8"), ("uint4", "uint4"), ("float8_e4m3", "float16")):
         g = fg.Graph("dequantised")
         x, s = g.tensor("x", shape, kind), g.tensor("s", scaled, "float16")
@@ -161,9 +162,10 @@ def test_dequantised_numbers(grid: Any) -> None:
         z = None if zeros is None else g.tensor("z", zeros, zero)
         g.output(g.dequantize(x, s, z), name="y")
         g.output(g.dequantize(x, s, z, "float32"), name="wide")
-        expected = (q.astype(np.float64) - blocks(less, shape)) * blocks(f, shape)
-        for engine in ("cpu", "reference"):
-            y, wide = g.compile(engine)(*given)
+        cases.append((g, given, (q.astype(np.float64) - blocks(less, shape)) * blocks(f, shape)))
+    for (g, given, expected), made in zip(cases, executables([g for g, *_ in cases]), strict=True):
+        for executable in (made, g.compile("reference")):
+            y, wide = executable(*given)
             assert (y.dtype, wide.dtype) == (np.float16, np.float32)
             np.testing.assert_array_equal(wide, expected.astype(np.float32))
             np.testing.assert_array_equal(y, expected.astype(np.float16))

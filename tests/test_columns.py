@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import check_golden
-from graphs import check_all, check_on_gpu, executables
+from graphs import QUICK_ARCHS, check_all, check_on_gpu, executables
 
 import fusegraph as fg
 from codegen import best_schedule, render, schedules
@@ -353,7 +353,7 @@ def test_parts_do_not_depend_on_the_machine() -> None:
 # ---- compiled for GPUs
 
 
-@pytest.mark.parametrize("name", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("name", QUICK_ARCHS)
 def test_every_schedule_fits(name: str) -> None:
     """What is tried asks for no more shared memory than there is, all kinds of it together."""
     for graph in gpu_graphs():

@@ -165,8 +165,8 @@ def weights(kind: str, few: int, size: int, depth: int, dtype: str = "bfloat16")
     return graph
 
 
-KINDS = ("int8", "float8_e4m3", "int8 groups", "uint8 zeros", "int4 groups", "uint4 zeros", "float4_e2m1 groups")
-MORE = ("uint8", "float8_e5m2", "float8_e4m3 groups", "int4", "uint4")
+KINDS = ("int8", "uint8 zeros", "int4 groups", "float4_e2m1 groups")
+MORE = ("uint8", "float8_e4m3", "float8_e5m2", "int8 groups", "float8_e4m3 groups", "int4", "uint4", "uint4 zeros")
 FEW = ((1, 40, 256), (5, 33, 96), (16, 16, 512))
 
 

@@ -180,7 +180,7 @@ def device_convert(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source, library = folder / "convert.cpp", folder / "convert.so"
     source.write_text("\n".join(lines))
     subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-DFUSEGRAPH_CPU",
+        ["g++", "-std=c++17", "-O0", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-DFUSEGRAPH_CPU",
          "-D__device__=", "-D__forceinline__=inline", f"-I{HEADERS}", str(source), "-o", str(library)],
         check=True,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import seeded
+from graphs import quick, seeded
 
 import fusegraph as fg
 import fusegraph.plan
@@ -59,7 +59,7 @@ def test_a_right_graph() -> None:
     assert first_not_finite(graph, random_inputs(graph), SETUP) is None
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", quick("bfloat16", "float32"))
 def test_a_broken_kernel_in_the_middle(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     graph = layers(5, dtype=dtype)
     inputs = random_inputs(graph)
@@ -334,7 +334,7 @@ def test_code_of_assignments() -> None:
     assert _bytes_of(graph, given) == _bytes_of(again, given)
 
 
-@pytest.mark.parametrize("where", ["slice", "index"])
+@pytest.mark.parametrize("where", quick("index", "slice"))
 def test_a_wrong_assignment_has_a_reproducer(
     where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_positions_take_a_size_once() -> None:
         assert declared.count("const int32 size_n") <= 1
 
 
+@pytest.mark.slow
 def test_kernels_that_do_not_fit_are_none() -> None:
     """Rows that are kept in shared memory may be too long for it at the end of a range."""
     g, n = fg.Graph("long"), fg.Dim("n", 2, 80_000)

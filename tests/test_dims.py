@@ -223,7 +223,9 @@ def long_attention(graph: fg.Graph) -> None:
     graph.output(graph.sdpa(q, k, v, use_causal_mask=True), name="y")
 
 
-@pytest.mark.parametrize("write", [*GRAPHS, long_attention], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "write", [*GRAPHS, pytest.param(long_attention, marks=pytest.mark.slow)], ids=lambda f: f.__name__
+)
 def test_nothing_is_planned_by_size(write: Callable[[fg.Graph], None]) -> None:
     planned = plan_ranges(built(write), Options(target=named("h200")))
     assert planned.by_size == []

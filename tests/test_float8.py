@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import quick_dtypes, results_of
+from graphs import quick, quick_dtypes, results_of
 
 import fusegraph as fg
 from fusegraph import dtypes as dt
@@ -58,7 +58,7 @@ def test_what_is_moved_stays_as_it_is(dtype: dt.DType) -> None:
         assert_same(result, np.ascontiguousarray(expected))
 
 
-@pytest.mark.parametrize("saturate", [True, False])
+@pytest.mark.parametrize("saturate", quick(False, True))
 @pytest.mark.parametrize("dtype", EACH)
 def test_casts_of_all_values(dtype: dt.DType, saturate: bool) -> None:
     """Stored at once, after a movement, and taken on by the kernel that made it."""
@@ -147,7 +147,7 @@ def test_casts_are_torchs(dtype: dt.DType) -> None:
         assert_same(*bits)
 
 
-@pytest.mark.parametrize("saturate", [1, 0])
+@pytest.mark.parametrize("saturate", quick(1, 0))
 @pytest.mark.parametrize("dtype", EACH)
 def test_casts_are_onnxs(dtype: dt.DType, saturate: int) -> None:
     pytest.importorskip("onnx")

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import seeded
+from graphs import quick, seeded
 from test_cudnn_answers import ROWS, described
 from test_norms import NORMS, graph_of
 
@@ -116,11 +116,12 @@ def test_norms_come_back(name):
     returned(graph_of(NORMS[name], (2, 8, 3, 5), "float32"))
 
 
-def test_random_graphs_come_back():
+@pytest.mark.parametrize("seeds", quick(range(165), range(165, 330)), ids=str)
+def test_random_graphs_come_back(seeds):
     """Those that our lowering has words for.  Left out: results that are rounded to few bits and read again, of which
     only their own bits say how many are right."""
     found = 0
-    for seed in range(330):
+    for seed in seeds:
         graph = seeded(seed).build()
         narrow = [t for t in graph.outputs if t.dtype.is_float and t.dtype.itemsize < 4]
         if any(graph.consumers(t) for t in narrow):
@@ -131,7 +132,7 @@ def test_random_graphs_come_back():
             continue
         returned(graph)
         found += 1
-    assert found > 45
+    assert found > 20
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32"])

@@ -237,7 +237,8 @@ def by_hand(x: Array, how: str) -> Array:
     return (x / step).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * step
 
 
-@pytest.mark.parametrize("how", ["int8", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int4", "fp8", "bf16"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["int8", "int4", "fp8", "bf16"])
 def test_quantised_weights(how: str, with_logits: ModuleType, tmp_path: Path) -> None:
     """Logits are those of the quantised matrices, as far as bfloat16 goes; the embedding is not quantised."""
     made, given = checkpoint(tmp_path, "mistral", ml_dtypes.bfloat16), [3, 14, 15, 92, 65]

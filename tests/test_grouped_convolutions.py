@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import compile_for
+from graphs import compile_for, quick
 from kernel_cases import Case, check_cases
 from test_contraction import convolution, plain, random_windows
 from test_contraction_wgmma import channel_bias, hopper
@@ -130,7 +130,7 @@ def test_halos(dtype):
     check_cases(cases, guard=True)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", quick(2, 1))
 def test_halos_of_warpgroups(stages):
     random, how = Random(stages), {"wgmma": True, "stages": stages}
     cases = [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from graphs import quick
 
 import fusegraph as fg
 from fusegraph.layout import layout_strides
@@ -60,7 +61,7 @@ def test_graphs_without_convolutions_are_left_alone():
     assert lay_out_images(graph).graph is graph
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", quick("bfloat16", "float32"))
 @pytest.mark.parametrize("last", ["relu", "reshape"])
 def test_results_are_those_of_the_reference(dtype, last):
     graph = _network(dtype=dtype, last=last)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import slow
 
 import fusegraph as fg
 from fusegraph.plan import plan
@@ -65,8 +66,7 @@ def coded(bits: int, *, scaled: str) -> Any:
     return graph
 
 
-@pytest.mark.parametrize("scaled", ["rows", "groups"])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("bits", "scaled"), [(4, "rows"), (8, "groups"), *slow((8, "rows"), (4, "groups"))])
 def test_products_of_codes_are_joined(bits: int, scaled: str) -> None:
     """What is packed are codes and scales, one behind another: not the numbers that they stand for."""
     graph = coded(bits, scaled=scaled)

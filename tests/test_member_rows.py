@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import QUICK_ARCHS, slow
 from kernel_cases import Case, check_cases
 from test_nvrtc_kernels import compiled
 
@@ -112,7 +113,7 @@ def trust_ratios(shapes: Any, dtype: str, *, adaptive: bool) -> fg.Graph:
     return g
 
 
-@pytest.mark.parametrize(("adaptive", "wanted"), [(False, [4, 4, 5, 8]), (True, [5])])
+@pytest.mark.parametrize(("adaptive", "wanted"), [(True, [5]), *slow((False, [4, 4, 5, 8]))])
 def test_updates_by_trust_ratios(adaptive: bool, wanted: list[int]) -> None:
     """Tensors are overwritten by kernels that look at them twice, which read nothing that they have written."""
     shapes = RAGGED if adaptive else (*RAGGED, *LONG)
@@ -152,7 +153,7 @@ def test_plans_take_seconds() -> None:
     assert members(plan(global_norm(shapes))) == [1, 74, 74, 74, 148]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_kernels_compile_without_spills(arch: str) -> None:
     graph = global_norm((*LONG, *((n,) for n in range(100, 240))), "bfloat16")
     specs = [k.group.lowered.spec for k in plan(graph, Options(target=target(arch))).kernels]

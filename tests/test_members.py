@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import QUICK_ARCHS
 from kernel_cases import Case, check_cases
 from test_nvrtc_kernels import compiled
 
@@ -123,7 +124,7 @@ def test_all_parameters_in_few_launches() -> None:
     assert made.memory.size <= 4096
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_kernels_compile_without_spills(arch: str) -> None:
     made = plan(several(((3,), (300,)) * 40, "bfloat16"), Options(target=target(arch)))
     specs = [k.group.lowered.spec for k in made.kernels]

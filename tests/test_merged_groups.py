@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from graphs import quick
 from kernel_cases import Case, check_cases
 from test_filter_gradient import gradient
 
@@ -30,7 +31,7 @@ def test_which_are_merged() -> None:
         assert "binary_select" not in ops(graph)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", quick(2, 1))
 def test_equal_to_the_reference(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
     """Nothing of one group gets to another one, not even what is NaN or infinite."""
     monkeypatch.setattr(filter_gradients, "weighed", lambda *_: None)

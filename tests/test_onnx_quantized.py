@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import quick
+from graphs import quick, slow
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 
@@ -125,8 +125,13 @@ def rows(*shape: int, dtype: str = "float32") -> Any:
     return np.random.default_rng(7).normal(size=shape).astype(dtype)
 
 
-@pytest.mark.parametrize("zeros", ["", "packed", "float32"])
-@pytest.mark.parametrize("bits", [4, 8, 2])
+@pytest.mark.parametrize(
+    ("bits", "zeros"),
+    [
+        *((4, "packed"), (8, "float32"), (2, "packed")),
+        *slow((4, ""), (8, ""), (2, ""), (8, "packed"), (4, "float32"), (2, "float32")),
+    ],
+)
 def test_blocks_of_few_bits_are_one_kernel(bits: int, zeros: str) -> None:
     for shape, columns, block, bias in (((3, 96), 20, 16, True), ((2, 3, 128), 12, 64, False)):
         proto, given = n_bits(shape, columns, block, bits, zeros, bias=bias)
@@ -135,7 +140,7 @@ def test_blocks_of_few_bits_are_one_kernel(bits: int, zeros: str) -> None:
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize("rows", [1, 400])
+@pytest.mark.parametrize("rows", quick(1, 400))
 def test_all_sizes_of_blocks_are_one_kernel(rows: int, block: int) -> None:
     for zeros in ("packed", "float16"):
         proto, _ = n_bits((rows, 1024), 512, block, 4, zeros, "float16")

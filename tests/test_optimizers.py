@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from graphs import quick
 
 import fusegraph as fg
 from fusegraph import optimizers
@@ -101,7 +102,7 @@ def test_steps_are_torchs(name: str, clip: float | None) -> None:
 
 
 @pytest.mark.parametrize("masters", [False, True])
-@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+@pytest.mark.parametrize("name", quick("adamw", "nesterov"))
 def test_weights_of_16_bits(name: str, masters: bool) -> None:
     """Their steps are rounded; master weights are those of float32, and the others their copies."""
     rule, how, _ = CASES[name]

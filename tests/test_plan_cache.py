@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import quick
 from recipes import seeded
 
 import fusegraph as fg
@@ -102,8 +103,9 @@ def test_an_entry_that_cannot_be_read_is_made_anew(cache, made, monkeypatch):
     assert len(made) == 2
 
 
-def test_random_graphs(cache, made):
-    recipes = [seeded(seed) for seed in range(60)]
+@pytest.mark.parametrize("seeds", quick(range(30), range(30, 60)), ids=str)
+def test_random_graphs(cache, made, seeds):
+    recipes = [seeded(seed) for seed in seeds]
     plan = plans.planner(True, None, cache)
     expected = [_facts(plan(r.build(), H200)) for r in recipes]
     planned = len(made)

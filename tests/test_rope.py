@@ -187,10 +187,11 @@ def test_what_attention_turns(kind: str) -> None:
     several, few = attention(kind, rows=300, keys=300), attention(kind, shared=4)
     decode = attention(kind, rows=1, keys=96)
     tables, both = ["pointwise"] * (kind == "rope"), ["pointwise"] * 2 * (kind == "rope")
-    assert families(plan(several)) == [*tables, "pointwise", "attention"]
-    assert families(plan(few)) == [*tables, "attention"]
-    assert families(plan(decode)) == [*both, "attention"]
-    assert [len(plan(g).memory.offsets) for g in (several, few, decode)] == [
+    made = [plan(g) for g in (several, few, decode)]
+    assert families(made[0]) == [*tables, "pointwise", "attention"]
+    assert families(made[1]) == [*tables, "attention"]
+    assert families(made[2]) == [*both, "attention"]
+    assert [len(p.memory.offsets) for p in made] == [
         2 * len(tables) + 1,
         2 * len(tables),
         2 * len(both),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import check_golden
-from graphs import check_all, check_on_gpu, compile_for, executables, share, undecided_share
+from graphs import check_all, check_on_gpu, compile_for, executables, quick, share, undecided_share
 
 import fusegraph as fg
 from fusegraph.dtypes import ALL, as_dtype
@@ -103,7 +103,7 @@ def takes(dtype: str, reduction: str) -> bool:
     return reduction != "mean" or as_dtype(dtype).is_float
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("dtype", quick("int32", "float32"))
 def test_against_a_loop(dtype: str) -> None:
     shapes = itertools.cycle(SHAPES)
     every = [(r, i) for r in REDUCTIONS if takes(dtype, r) for i in (True, False) for _ in range(2)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import check_golden
-from graphs import check_all, executables
+from graphs import QUICK_ARCHS, are_right, executables, quick
 from sparse_kernels import arguments, source, words
 from test_sparse_2_4 import pruned
 
@@ -91,7 +91,7 @@ def test_large_products_have_large_tiles() -> None:
     check_golden("sparse_hopper", kernel.source.code)
 
 
-@pytest.mark.parametrize("shape", [(70, 100, 136), (7, 40, 64), (65, 64, 72), (3, 24, 148)], ids=str)
+@pytest.mark.parametrize("shape", [(70, 100, 136), *quick((3, 24, 148), (7, 40, 64), (65, 64, 72))], ids=str)
 @pytest.mark.usefixtures("preferred")
 def test_ragged_layers(shape: tuple[int, int, int]) -> None:
     graph = layer(*shape)
@@ -112,17 +112,19 @@ def test_every_kind_of_layer() -> None:
         layer(40, 136, 64, end="float"),
         layer(9, 72, 64, end="residual", batch=3),
     ]
-    assert [sparse(plan(g, Options(target=target("sm_90a")))) for g in graphs] == [1] * len(graphs)
-    check_all(graphs, arch="sm_90a")
+    made = executables(graphs, arch="sm_90a")
+    assert [sparse(e.plan) for e in made] == [1] * len(graphs)
+    are_right(made)
 
 
 @pytest.mark.usefixtures("preferred")
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_other_layers_multiply_zeros(arch: str) -> None:
     graphs = [layer(5, 8, 12, "int8", end=""), layer(6, 8, 16, "float8_e4m3", end=""), layer(9, 12, 20, "float32")]
     graphs += [layer(0, 8, 64), layer(3, 8, 20, given=True), layer(2, 1, 4, end="")]
-    assert not any(sparse(plan(g, Options(target=target(arch)))) for g in graphs)
-    check_all(graphs, arch=arch)
+    made = executables(graphs, arch=arch)
+    assert not any(sparse(e.plan) for e in made)
+    are_right(made)
 
 
 def test_no_parameter_is_pruned_in_every_call() -> None:
@@ -144,9 +146,9 @@ def test_a_block_of_layers() -> None:
     normal = g.rmsnorm(x, scale, axes=2, epsilon=1e-5)
     gated = g.swish(normal @ w[0].T) * (normal @ w[1].T)
     g.output(x + gated @ w[2].T, name="y")
-    planned = plan(g, Options(target=target("sm_90a")))
-    assert (sparse(planned), len(planned.kernels)) == (3, 4)
-    check_all([g], arch="sm_90a")
+    made = executables([g], arch="sm_90a")
+    assert (sparse(made[0].plan), len(made[0].plan.kernels)) == (3, 4)
+    are_right(made)
 
 
 def test_sizes_that_vary_multiply_zeros() -> None:
@@ -186,7 +188,7 @@ def chooser(kind: str, machine: Target) -> Chooser:
 
 
 @pytest.mark.usefixtures("preferred")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["split", "pingpong", *quick("doubled", "two", "three")])
 def test_schedules_of_every_kind(kind: str) -> None:
     terms, multiprocessors = (640, 132) if kind == "split" else (256, 3)
     graph, few = layer(150, 300, terms), Options(target=replace(target("sm_90a"), sms=multiprocessors))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_all
+from graphs import check_all, quick
 
 import fusegraph as fg
 from codegen import best_schedule
@@ -106,7 +106,7 @@ def test_attention_is_undone(where: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("where", ["lowering", "schedules"])
-@pytest.mark.parametrize("keys", [12, 300])
+@pytest.mark.parametrize("keys", quick(300, 12))
 def test_gradients_are_undone(where: str, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = _gradients(keys)
     if where == "lowering":

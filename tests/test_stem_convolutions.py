@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from graphs import compile_for
+from graphs import compile_for, quick, slow
 from kernel_cases import Case, check_cases
 from test_contraction import convolution, plain, random_windows
 from test_contraction_wgmma import channel_bias, hopper
@@ -64,7 +64,7 @@ def test_stems(dtype):
     check_cases(cases, guard=True)
 
 
-@pytest.mark.parametrize(("parts", "wgmma"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("parts", "wgmma"), [(False, False), (True, True), *slow((True, False))])
 def test_stems_of_float32(parts, wgmma):
     """They are rounded to tf32, or multiplied in parts."""
     random, how = Random(parts + wgmma), {} if parts else {"compute_dtype": "tf32"}
@@ -111,7 +111,7 @@ def test_few_words_are_no_terms():
     assert 2 * len(tile.words) == 154
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", quick("bfloat16", "float32"))
 def test_patches_of_planes_are_gathered(dtype):
     """A row of a patch is 16 bytes or more: warpgroups multiply what threads copy."""
     how: dict[str, Any] = {"compute_dtype": "tf32"} if dtype == "float32" else {}

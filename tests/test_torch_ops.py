@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from graphs import quick
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -190,7 +191,7 @@ def _names(module: str) -> set[str]:
     return {name for name, handler in every.items() if handler.__module__.endswith(f".{module}")}
 
 
-@pytest.mark.parametrize("name", ["int16", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("name", ["int16", *quick("uint64", "uint16", "uint32")])
 def test_integers_of_other_widths(name: str) -> None:
     """Casts to and from them, and what torch computes in them."""
     dtype = getattr(torch, name)

@@ -64,7 +64,7 @@ def check(ways: Mapping[str, Weight], rows: int, dtype: Any, packed: int = 0) ->
         assert bool(((y.double() - expected).abs() <= bound).all()), name
 
 
-@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("ways", quick("fewer bits", "8 bits"))
 def test_numbers(ways: str) -> None:
     check(WAYS[ways], 3, torch.bfloat16)
 
@@ -77,7 +77,7 @@ def test_numbers_of_more_rows(ways: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", quick(4, 512))
-@pytest.mark.parametrize("ways", WAYS)
+@pytest.mark.parametrize("ways", quick("fewer bits", "8 bits"))
 def test_no_weight_is_written_for_a_gpu(ways: str, rows: int) -> None:
     (graph,) = import_module(Products(WAYS[ways]), given(rows, torch.bfloat16)).graphs
     made = plan(graph, Options(target=target("h200")))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from graphs import quick
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -90,7 +91,7 @@ def _reasons() -> list[str]:
     return [report.by_size for report in fusegraph.torch.report()]
 
 
-@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("learns", quick(True, False))
 def test_numbers_are_constants_until_they_change(learns: bool) -> None:
     class Scaled(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -131,6 +132,7 @@ def test_what_is_compiled_by_size_says_why() -> None:
         assert f"compiled by size: {reasons[-1]}" in str(fusegraph.torch.report())
 
 
+@pytest.mark.slow
 def test_pooled_sizes_are_traced_once() -> None:
     """Whatever their remainders, of which some releases of torch make guards."""
     function = lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1) + 1  # noqa: E731

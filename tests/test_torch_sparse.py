@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from graphs import quick
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -57,7 +58,7 @@ def test_products_are_sparse_on_hopper() -> None:
     assert [sum(n.op.role is Role.SPARSE_MATMUL for n in k.group.nodes) for k in kernels] == [1, 1]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", quick(torch.bfloat16, torch.float16), ids=str)
 def test_products_are_understood(dtype: Any) -> None:
     if hasattr(torch.sparse.semi_structured, "_ensure_cutlass_mm_registered"):
         torch.sparse.semi_structured._ensure_cutlass_mm_registered()

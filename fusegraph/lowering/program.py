@@ -28,6 +28,7 @@ from codegen.expr import (
     ctype_of,
     literal,
 )
+from codegen.records import changed
 from codegen.sizes import Size
 from fusegraph.errors import GraphError
 from fusegraph.graph import Node, Tensor
@@ -338,12 +339,13 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
     tables = [n for n in range(len(program.tables)) if Pointer(n) in live]
     indices = [n for n in range(len(program.indices)) if Index(n) in live]
     kept = [n for n in range(len(program.instructions)) if Result(n) in live]
-    new: dict[Value, Value] = {Load(n): Load(k) for k, n in enumerate(loads)}
-    new |= {Pointer(n): Pointer(k) for k, n in enumerate(tables)}
-    new |= {Index(n): Index(k) for k, n in enumerate(indices)}
-    new |= {Result(n): Result(k) for k, n in enumerate(kept)}
     reductions = [n for n in range(len(program.reductions)) if Reduced(n) in live]
-    new |= {Reduced(n): Reduced(k) for k, n in enumerate(reductions)}
+    new: dict[Value, Value] = {}  # those that get another number
+    for kind, numbers in ((Load, loads), (Pointer, tables), (Index, indices), (Result, kept), (Reduced, reductions)):
+        new |= {kind(n): kind(k) for k, n in enumerate(numbers) if n != k}
+    every = (program.loads, program.tables, program.indices, program.instructions, program.reductions)
+    if not new and list(map(len, every)) == list(map(len, (loads, tables, indices, kept, reductions))):
+        return program, loads, tables
 
     def moved(value: Value) -> Value:
         return new.get(value, value)
@@ -351,6 +353,10 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
     def moved_load(operand: Operand) -> Operand:
         begin = operand.begin
         return operand if begin is None else replace(operand, begin=replace(begin, value=moved(begin.value)))
+
+    def moved_instruction(instruction: Instruction) -> Instruction:
+        args = tuple(map(moved, instruction.args))
+        return instruction if args == instruction.args else changed(instruction, args=args)
 
     def moved_reduction(reduction: Reduction) -> Reduction:
         at = None if reduction.at is None else moved(reduction.at)
@@ -362,10 +368,7 @@ def _without_dead_code(program: Program, order: Sequence[int]) -> tuple[Program,
             loads=tuple(moved_load(program.loads[n]) for n in loads),
             tables=tuple(program.tables[n] for n in tables),
             indices=tuple(program.indices[n] for n in indices),
-            instructions=tuple(
-                replace(program.instructions[n], args=tuple(moved(v) for v in program.instructions[n].args))
-                for n in kept
-            ),
+            instructions=tuple(moved_instruction(program.instructions[n]) for n in kept),
             stores=tuple(Store(s.operand, moved(s.value)) for s in program.stores),
             reductions=tuple(moved_reduction(program.reductions[n]) for n in reductions),
         ),
