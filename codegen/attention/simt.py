@@ -32,7 +32,7 @@ QUERIES, MOST_SUMS = (8, 4, 2, 1), 32
 EXCHANGES, INSTRUCTIONS = 5, 30
 #: The share of the time in which a multiprocessor has warps that need not wait, and the cycles of a tile in which a
 #: block waits for memory, unless others have its place.
-BUSY, WAITING = 0.55, 7000.0
+BUSY, WAITING = 0.6, 3500.0
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class _Renderer:
         t = signed_index_type(paths.size, paths.few, paths.depth, paths.wide.reach, paths.thin.reach)
         self.t = t
         lines = rows_of_lane(s)
-        slots = s.pieces, thin_pieces(s)
+        slots = s.pieces, thin_pieces(self.paths, s)
         self.wide, self.thin = (
             ThinOperand(self.w, t, way, prologue, code, apart, s.pieces, slot, paths.piece, *rows)
             for way, prologue, code, slot, rows in zip(
@@ -141,7 +141,7 @@ class _Renderer:
         def exists(k: str, c: str) -> str:
             return f"{linear([(k, 1), (c, one if whole else 0)])} < {depth}"
 
-        slots = thin_pieces(s)
+        slots = thin_pieces(self.paths, s)
         for name, count in (("fetch_large", s.pieces), ("fetch_thin", slots)):
             with w.scope():
                 c = w.each("c", count)

@@ -328,6 +328,8 @@ CONVERT, STEP, PAIR_STEP, EACH_THIN, ORDER = 6.0, 1.0, 2.0, 0.5, 1.0
 DECODE = {"int8": 8.0, "uint8": 7.0, "int4": 5.0, "uint4": 5.0, "float4_e2m1": 8.0, "float8_e4m3": 10.0}
 #: Registers of a thread beyond sums and pieces, and more where these are computed one by one; the most that there are.
 OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 24, 64, 240
+#: Registers that pieces of the thin operand may take.
+MOST_THIN_REGISTERS = 48
 #: Bytes of sums of all warps in shared memory.
 MOST_SUMS = 40 << 10
 
@@ -385,9 +387,15 @@ def rows_of_lane(s: ThinSchedule) -> int:
     return s.tile // 8
 
 
-def thin_pieces(s: ThinSchedule) -> int:
-    """Returns how many pieces a lane has of the thin operand, which is in the caches and takes less time to come."""
-    return min(s.pieces, 2)
+def thin_pieces(paths: ThinPaths, s: ThinSchedule) -> int:
+    """Returns how many pieces a lane has of the thin operand in flight: all, if they take few registers.
+
+    It is in the caches, and takes less time to come than the large one; but short sums wait for nothing else.
+    """
+    count, each = s.pieces, paths.columns * _words(paths.thin, paths.piece)
+    while count > 2 and count * each > MOST_THIN_REGISTERS:
+        count //= 2
+    return count
 
 
 def sums_bytes(paths: ThinPaths, s: ThinSchedule) -> int:
@@ -400,7 +408,7 @@ def registers(paths: ThinPaths, s: ThinSchedule) -> int:
     """Returns how many registers a thread needs, roughly."""
     rows, columns = rows_of_lane(s) * paths.products, paths.columns
     flying = s.pieces * rows * _words(paths.wide, paths.piece)
-    flying += thin_pieces(s) * columns * _words(paths.thin, paths.piece)
+    flying += thin_pieces(paths, s) * columns * _words(paths.thin, paths.piece)
     sums = rows // 2 * columns * 4
     needed = flying + sums + 2 * (rows + columns) + OTHER_REGISTERS
     computed = [way for way in (paths.wide, paths.thin) if way.gather.program is not None]
