@@ -30,7 +30,7 @@ _CODES |= {"float4_e2m1": "Float4Codes"} | {
 #: Words of a row that are multiplied at a time: a run of terms, however these are ordered.
 WORDS = 4
 #: Bytes of the large operand that a block asks the L2 cache for before it begins, and those of a line.
-AHEAD, LINE = 64 << 10, 128
+AHEAD, LINE = 48 << 10, 128
 
 
 class ThinOperand:
