@@ -154,6 +154,8 @@ class _Planner:
         self.named, self.counted, self.often = Names(), counted, often
         self.left = max(LEAST, min(MOST, MOST * NODES // max(len(graph.nodes), 1)))
         self.bounds = ahead(graph)
+        #: the way of choosing otherwise that the last partition was found in
+        self._way = 0
         self._known: dict[tuple[Any, ...], _Partitioned] = {}
         #: symbols of which each size has a partition of its own, and those of which two neighbouring ones share one
         self.apart: set[str] = set()
@@ -334,10 +336,12 @@ class _Planner:
             for kinds in [{c.what for c in single}, *({what} for what in dict.fromkeys(c.what for c in single))][:WAYS]:
                 otherwise = {c.key: Settled(c.others[0]) for c in single if c.what in kinds}
                 tried += [of_high | otherwise] if otherwise else []
-        for settled in tried:
+        for number in sorted(range(len(tried)), key=lambda n: n != self._way):
+            settled = tried[number]
             again = [self._partitioned(end, range_, settled) for end in ends]
             if self._difference(again[0], again[1]):
                 continue
+            self._way = number
             if most == inf:
                 return again[1]
             between = (self._partitioned(sizes, range_, settled) for sizes in range_.between(BETWEEN))
