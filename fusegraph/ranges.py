@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from math import inf, isqrt
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from codegen import Schedule, Target, estimated
@@ -54,8 +53,8 @@ MOST, NODES, LEAST, RESERVE = 128, 16, 32, 96
 #: nothing, further ones do not.
 TRIES, KERNELS, FEWEST = 32, 12, 8
 #: A range is cut if choices that are not the best would take more of the time of all sizes, on average over its ends and
-#: so many sizes between; and what a size is taken to lose at most.
-WORTH, BETWEEN, LOST = 0.02, 3, 2.0
+#: so many sizes between.  What a size is taken to lose at most, and by a choice of which there is no estimate.
+WORTH, BETWEEN, LOST, UNKNOWN = 0.02, 3, 2.0, 0.1
 #: How often sizes come that are multiples of 8 in all dimensions where that matters is 1; so often come other multiples.
 OTHERS = 0.25
 #: How near to the size at which another partition begins ranges are cut, and ways to choose otherwise that are tried.
@@ -324,18 +323,17 @@ class _Planner:
     def _settled(self, range_: Range, ends: tuple[Sizes, Sizes], most: float) -> _Partitioned | None:
         """Returns a partition of the larger of two sizes that the smaller has too, by choices that are not the best.
 
-        They are those of one end, or what is weighed at one end alone is chosen otherwise, whatever that takes; None if
-        there is none.  Where a range should lose at ``most`` a share of its time they are those of one end.
+        They are those of one end, or what is weighed at one end alone is chosen otherwise.  None if there is none by
+        which the range is estimated to lose at ``most`` a share of its time.
         """
         low, high = (self._partitioned(end, range_) for end in ends)
         small, large = ({c.key: c for c in (*each[0].choices, *each[1].choices)} for each in (low, high))
         of_high, of_low = ({k: Settled(c.taken) for k, c in both.items()} for both in (small | large, large | small))
+        single = [c for key, c in (small | large).items() if c.others and not (key in small and key in large)]
         tried = [of_high, of_low]
-        if most == inf:
-            single = [c for key, c in (small | large).items() if c.others and not (key in small and key in large)]
-            for kinds in [{c.what for c in single}, *({what} for what in dict.fromkeys(c.what for c in single))][:WAYS]:
-                otherwise = {c.key: Settled(c.others[0]) for c in single if c.what in kinds}
-                tried += [of_high | otherwise] if otherwise else []
+        for kinds in [{c.what for c in single}, *({what} for what in dict.fromkeys(c.what for c in single))][:WAYS]:
+            otherwise = {c.key: Settled(c.others[0]) for c in single if c.what in kinds}
+            tried += [of_high | otherwise] if otherwise else []
         for number in sorted(range(len(tried)), key=lambda n: n != self._way):
             settled = tried[number]
             again = [self._partitioned(end, range_, settled) for end in ends]
@@ -416,9 +414,11 @@ class _Planner:
 
 def _lost(made: _Partitioned) -> float:
     """Returns the share of its time that a partition is estimated to lose by choices that are not the best."""
-    known = [c for c in (*made[0].choices, *made[1].choices) if None not in c.cycles.values()]
-    taken, best = (sum(c.cycles[name(c)] or 0.0 for c in known) for name in (attrgetter("taken"), attrgetter("preferred")))
-    return max(taken / best - 1, 0.0) if best else 0.0
+    every = [*made[0].choices, *made[1].choices]
+    known = [c for c in every if None not in c.cycles.values()]
+    taken, best = (sum(c.cycles[getattr(c, which)] or 0.0 for c in known) for which in ("taken", "preferred"))
+    others = sum(c.taken != c.preferred for c in every) - sum(c.taken != c.preferred for c in known)
+    return (max(taken / best - 1, 0.0) if best else 0.0) + UNKNOWN * others
 
 
 def _memory(group: Group) -> list[tuple[str, bytes | None]]:
