@@ -52,10 +52,10 @@ MOST, NODES, LEAST, RESERVE = 128, 16, 32, 96
 #: Ranges that are tried for a kernel of a few, and at least for one of more, in inverse proportion: where cuts bring
 #: nothing, further ones do not.
 TRIES, KERNELS, FEWEST = 32, 12, 8
-#: A range is cut if choices that are not the best would take more of the time of all sizes, on average over its ends and
-#: so many sizes between.  What a size is taken to lose at most, and by a choice of which there is no estimate.
+#: A range is cut if choices that are not the best would take more of the time of all sizes, by the average of its ends
+#: and of so many sizes between.  What a size is taken to lose at most, and by a choice of which there is no estimate.
 WORTH, BETWEEN, LOST, UNKNOWN = 0.02, 3, 2.0, 0.1
-#: How often sizes come that are multiples of 8 in all dimensions where that matters is 1; so often come other multiples.
+#: How often other multiples come than sizes that are multiples of 8 in all dimensions where that matters.
 OTHERS = 0.25
 #: How near to the size at which another partition begins ranges are cut, and ways to choose otherwise that are tried.
 CLOSE, WAYS = 1.04, 4
@@ -403,9 +403,8 @@ class _Planner:
             place = each._replace(first=False)  # the first one may wait, too: what else is alike shares its kernels
             key = alike, place, group if place.over else None
             if key not in made:
-                variants = Variants(
-                    partition.graph, group, self.choose, place, self.named, self._options.target, self.bounds, self.often
-                )
+                known = self.named, self._options.target, self.bounds, self.often
+                variants = Variants(partition.graph, group, self.choose, place, *known)
                 made[key] = variants.of(range_, tries)
                 self.made.by_size += variants.without
             found.append((group, made[key]))

@@ -257,7 +257,7 @@ class _Best(_Point):
 
 @dataclass
 class _Part:
-    """A range, the variants that serve it, which those around it may have found, and points in it.
+    """A range, the variants that serve it, which those around it may have found, and points at its ends and in it.
 
     lost       by how much its sizes take longer than with the best schedules, at most `LOST`, on average.
     differing  the best schedule that others would be better with, if its code were the same in all of the range.
@@ -267,6 +267,7 @@ class _Part:
     range: Range
     variants: list[Variant]
     points: list[_Point]
+    ends: list[_Best]
     lost: float = LOST
     differing: Schedule | None = None
     apart: Sequence[str] = ()
@@ -310,7 +311,7 @@ class Variants:
             if part is None or self._loss(part) < GAIN:
                 break
             left.remove(part)
-            differing = part.differing or part.points[0].best.schedule
+            differing = part.differing or part.ends[0].best.schedule
             halves = self._parts(part.range, differing, part.apart)
             if halves is not None and (part.range.spread > NARROW or part.variants):
                 left += self._served([(half, part) for half in halves], made)
@@ -333,7 +334,7 @@ class Variants:
 
     def _last(self, part: _Part, made: list[Variant]) -> None:
         """Adds a variant for a range that none of the best schedules is for."""
-        found = self._any(part.range, part.points[:2])
+        found = self._any(part.range, part.ends)
         made += found
         if not found:
             self.without.append((part.range, f"no schedule of kernel {self._spec.name!r} is for all of it"))
@@ -364,7 +365,7 @@ class Variants:
         apart = [n for n, point in others.items() if point.regrets([least])[0] > TOLERANCE]
         known = [] if whole is None else [p for p in whole.points if p.sizes in range_]
         points = list(dict.fromkeys([*ends, *others.values(), *between, *known]))
-        return _Part(range_, [] if whole is None else [*whole.variants], points, apart=apart)
+        return _Part(range_, [] if whole is None else [*whole.variants], points, ends, apart=apart)
 
     def _parts(self, range_: Range, schedule: Schedule, apart: Sequence[str]) -> tuple[Range, Range] | None:
         """Returns a range in two parts, None if it is one size.
@@ -448,7 +449,7 @@ class Variants:
 
         def saved(schedule: Schedule) -> float:
             """Returns what a schedule saves of the time of all sizes, less what it should save."""
-            found = sum(n - min(n, other) for n, other in zip(least, regrets[schedule]) if n > TOLERANCE)
+            found: float = sum(max(n - other, 0.0) for n, other in zip(least, regrets[schedule]) if n > TOLERANCE)
             return share * found - GAIN * (KNOWN if schedule in known else 1.0)
 
         while candidates and max(least) > TOLERANCE:

@@ -16,8 +16,8 @@ from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering import gathered
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
-from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.choices import Choice, Outweighed, weigh
+from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, check_broadcasts
 from fusegraph.lowering.views import Strides

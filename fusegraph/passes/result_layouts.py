@@ -18,7 +18,6 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 
-
 #: What is chosen.
 NAME, AS_IT_IS, TURNED = "layout of an image's gradient", "as it is", "turned"
 
