@@ -227,7 +227,8 @@ class _Planner:
         if reason and self.apart.isdisjoint(range_.varying):
             anyhow = range_.spread <= NEAR or (self.left <= 0 and self.often == 1)
             most = inf if anyhow else WORTH / (self.often * range_.share(self.bounds))
-            settled = self._settled(range_, ends, most) if anyhow or self.left > 0 else None
+            tries = anyhow or (self.left > 0 and self._everywhere(range_) is None)
+            settled = self._settled(range_, ends, most) if tries else None
             reason, high = (reason, high) if settled is None else ("", settled)
         parts: Sequence[Range] = ()
         cuts = self.left > (0 if self.counted else -RESERVE)
