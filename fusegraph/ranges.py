@@ -48,7 +48,7 @@ _Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]
 UNITS = (8, 2)
 #: Partitions that are tried for a graph of a few nodes, and at least for those of more, in inverse proportion; ranges
 #: that are left then get choices that are not the best.  So many more are tried where these do not make one partition.
-MOST, NODES, LEAST, RESERVE = 128, 16, 32, 96
+MOST, NODES, LEAST, RESERVE = 128, 16, 32, 192
 #: Ranges that are tried for a kernel of a few, and at least for one of more, in inverse proportion: where cuts bring
 #: nothing, further ones do not.
 TRIES, KERNELS, FEWEST = 32, 12, 8
