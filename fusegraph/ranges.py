@@ -21,6 +21,7 @@ from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Choice as Weighed
 from fusegraph.lowering.choices import Settled, Settling
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.packing import PACKING
@@ -54,7 +55,7 @@ MOST, NODES, LEAST, RESERVE = 128, 16, 32, 192
 TRIES, KERNELS, FEWEST = 32, 12, 8
 #: A range is cut if choices that are not the best would take more of the time of all sizes, by the average of its ends
 #: and of so many sizes between.  What a size is taken to lose at most, and by a choice of which there is no estimate.
-WORTH, BETWEEN, LOST, UNKNOWN = 0.02, 3, 2.0, 0.1
+WORTH, BETWEEN, LOST, UNKNOWN = 0.02, 3, 20.0, 0.1
 #: How often other multiples come than sizes that are multiples of 8 in all dimensions where that matters.
 OTHERS = 0.25
 #: How near to the size at which another partition begins ranges are cut, and ways to choose otherwise that are tried.
@@ -225,10 +226,10 @@ class _Planner:
         low, high = (self._partitioned(end, range_) for end in ends)
         reason = self._difference(low, high)
         if reason and self.apart.isdisjoint(range_.varying):
+            most = WORTH / (self.often * range_.share(self.bounds))
             anyhow = range_.spread <= NEAR or (self.left <= 0 and self.often == 1)
-            most = inf if anyhow else WORTH / (self.often * range_.share(self.bounds))
             tries = anyhow or (self.left > 0 and self._everywhere(range_) is None)
-            settled = self._settled(range_, ends, most) if tries else None
+            settled = self._settled(range_, ends, most, anyhow) if tries else None
             reason, high = (reason, high) if settled is None else ("", settled)
         parts: Sequence[Range] = ()
         cuts = self.left > (0 if self.counted else -RESERVE)
@@ -269,7 +270,7 @@ class _Planner:
                 reason = self._difference(*(self._partitioned(each, range_) for each in sizes))
                 if not reason:
                     break
-            if reason and self._settled(range_, sizes, inf) is None:
+            if reason and self._settled(range_, sizes, inf, True) is None:
                 self.apart.add(name)
                 return name
             self.alike.add(name)
@@ -321,33 +322,39 @@ class _Planner:
                 least = max(middle, least + 1)
         return first
 
-    def _settled(self, range_: Range, ends: tuple[Sizes, Sizes], most: float) -> _Partitioned | None:
+    def _settled(self, range_: Range, ends: tuple[Sizes, Sizes], most: float, anyhow: bool) -> _Partitioned | None:
         """Returns a partition of the larger of two sizes that the smaller has too, by choices that are not the best.
 
-        They are those of one end, or what is weighed at one end alone is chosen otherwise.  None if there is none by
-        which the range is estimated to lose at ``most`` a share of its time.
+        They are those of one end, or those that take the least at both, or what is weighed at one end alone is chosen
+        otherwise.  The first one is taken by which the range is estimated to lose at ``most`` a share of its time; if
+        there is none and it has to be settled ``anyhow``, the one by which it loses the least.
         """
         low, high = (self._partitioned(end, range_) for end in ends)
         small, large = ({c.key: c for c in (*each[0].choices, *each[1].choices)} for each in (low, high))
         of_high, of_low = ({k: Settled(c.taken) for k, c in both.items()} for both in (small | large, large | small))
+        both = {key: name for key in small.keys() & large.keys() if (name := _balanced(small[key], large[key]))}
         single = [c for key, c in (small | large).items() if c.others and not (key in small and key in large)]
-        tried = [of_high, of_low]
+        tried = [of_high, of_low, of_high | {key: Settled(name) for key, name in both.items()}]
         for kinds in [{c.what for c in single}, *({what} for what in dict.fromkeys(c.what for c in single))][:WAYS]:
             otherwise = {c.key: Settled(c.others[0]) for c in single if c.what in kinds}
             tried += [of_high | otherwise] if otherwise else []
+        best, found = inf, None
         for number in sorted(range(len(tried)), key=lambda n: n != self._way):
             settled = tried[number]
+            if settled in tried[:number]:
+                continue
             again = [self._partitioned(end, range_, settled) for end in ends]
             if self._difference(again[0], again[1]):
                 continue
-            self._way = number
-            if most == inf:
-                return again[1]
-            between = (self._partitioned(sizes, range_, settled) for sizes in range_.between(BETWEEN))
-            losses = [min(_lost(each), LOST) for each in (*again, *between)]
-            if sum(losses) <= most * len(losses):
-                return again[1]
-        return None
+            between = [] if most == inf else range_.between(BETWEEN)
+            losses = [min(_lost(each), LOST) for each in again]
+            losses += [min(_lost(self._partitioned(sizes, range_, settled)), LOST) for sizes in between]
+            lost = sum(losses) / len(losses)
+            if lost < best and (anyhow or lost <= most):
+                best, found, self._way = lost, again[1], number
+            if best <= most:
+                break
+        return found
 
     def _single(self, range_: Range) -> RangePlan:
         """Returns the plan of a range of one size."""
@@ -410,6 +417,15 @@ class _Planner:
                 self.made.by_size += variants.without
             found.append((group, made[key]))
         return tuple(found)
+
+
+def _balanced(small: Weighed, large: Weighed) -> str:
+    """Returns the alternative of both choices that takes the least beside the best one; empty without estimates."""
+    if None in (*small.cycles.values(), *large.cycles.values()):
+        return ""
+    every = [{name: cycles or 0.0 for name, cycles in c.cycles.items()} for c in (small, large)]
+    found = {n: sum(c[n] / max(min(c.values()), 1.0) for c in every) for n in every[0] if n in every[1]}
+    return min(found, key=found.__getitem__, default="")
 
 
 def _lost(made: _Partitioned) -> float:
