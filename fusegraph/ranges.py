@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from math import isqrt
+from math import inf, isqrt
 from typing import Any, TypeAlias
 
 from codegen import Schedule, Target, estimated
@@ -21,6 +21,7 @@ from codegen.spec import KernelSource, KernelSpec
 from fusegraph.dims import corner, generic
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Choice as Weighed
 from fusegraph.lowering.choices import Settled, Settling
 from fusegraph.passes.memory import plan_memory
 from fusegraph.passes.packing import PACKING
@@ -47,13 +48,18 @@ _Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]
 #: Multiples of so many elements of 16 bits are rows of whole vectors, or of whole words.
 UNITS = (8, 2)
 #: Partitions that are tried for a graph of a few nodes, and at least for those of more, in inverse proportion; ranges
-#: that are left then get choices that are not the best.
-MOST, NODES, LEAST = 192, 16, 48
+#: that are left then get choices that are not the best.  So many more are tried where these do not make one partition.
+MOST, NODES, LEAST, RESERVE = 128, 16, 32, 192
 #: Ranges that are tried for a kernel of a few, and at least for one of more, in inverse proportion: where cuts bring
 #: nothing, further ones do not.
 TRIES, KERNELS, FEWEST = 32, 12, 8
+#: A range is cut if choices that are not the best would take more of the time of all sizes, by the average of its ends
+#: and of so many sizes between.  What a size is taken to lose at most, and by a choice of which there is no estimate.
+WORTH, BETWEEN, LOST, UNKNOWN = 0.02, 3, 20.0, 0.1
+#: How often other multiples come than sizes that are multiples of 8 in all dimensions where that matters.
+OTHERS = 0.25
 #: How near to the size at which another partition begins ranges are cut, and ways to choose otherwise that are tried.
-CLOSE, WAYS = 1.02, 4
+CLOSE, WAYS = 1.04, 4
 #: Sizes of a symbol at most that are planned each by itself, where each has a partition of its own.
 EACH = 16
 #: Partitions that are kept in case that they are asked for again, as those at the ends of a range's parts are.
@@ -127,38 +133,56 @@ def plan_ranges(
 
 
 class _Planner:
-    """Plans a graph for its ranges; one whose symbols are ``counted`` in units only where there are fast kernels."""
+    """Plans a graph for its ranges; one whose symbols are ``counted`` in units only where there are fast kernels.
+
+    ``often`` tells how often its sizes come, in comparison with others.
+    """
 
     def __init__(
-        self, graph: Graph, options: Options, fusion: bool, choose: Chooser, *, counted: Collection[str] = ()
+        self,
+        graph: Graph,
+        options: Options,
+        fusion: bool,
+        choose: Chooser,
+        *,
+        counted: Collection[str] = (),
+        often: float = 1.0,
     ) -> None:
         self._graph, self._how = graph, (options, fusion, choose)
         self._options, self._fusion, self.choose = self._how
         self.made = SizedPlan(graph, options, fusion, choose)
-        self.named, self.counted = Names(), counted
+        self.named, self.counted, self.often = Names(), counted, often
         self.left = max(LEAST, min(MOST, MOST * NODES // max(len(graph.nodes), 1)))
         self.bounds = ahead(graph)
+        #: the way of choosing otherwise that the last partition was found in
+        self._way = 0
         self._known: dict[tuple[Any, ...], _Partitioned] = {}
         #: symbols of which each size has a partition of its own, and those of which two neighbouring ones share one
         self.apart: set[str] = set()
-        self._alike: set[str] = set()
+        self.alike: set[str] = set()
         for which in ("min", "max"):
             check_shapes(graph, corner(self.bounds, which))
 
     def run(self) -> SizedPlan:
+        units = self.units()
+        often, tries = [self.often, *(OTHERS if number else 1.0 for number in range(len(units)))], self.left
+        self.left = round(tries * often[0] / sum(often))
+        tries -= self.left
         self.plan(_first_ranges(self.bounds))
-        for units in self.units():
-            names = {name: f"{name}_by_{unit}" for name, unit in units.items()}
-            in_these = mapped(self._graph, partial(in_units, units=units))[0]
-            counted = _Planner(in_these, *self._how, counted=[*names.values()])
-            counted.named, counted.left = self.named, self.left
+        for number, each in enumerate(units, 1):
+            names = {name: f"{name}_by_{unit}" for name, unit in each.items()}
+            in_these = mapped(self._graph, partial(in_units, units=each))[0]
+            counted = _Planner(in_these, *self._how, counted=[*names.values()], often=often[number])
+            counted.named, counted.left = self.named, round(tries * often[number] / sum(often[number:]))
+            tries -= counted.left
             counted.apart |= {names.get(name, name) for name in self.apart}
+            counted.alike |= {names.get(name, name) for name in self.alike}
             # Sizes of 0 and 1 are left to the other plans.
             least = {n: Bounds(max(b.min, 2), b.max) if n in self.bounds else b for n, b in counted.bounds.items()}
             if all(b.min <= b.max for b in least.values()):
                 counted.plan([Range(least)])
-                self.left = counted.left
-            self.made.aligned.append((units, counted.made))
+            tries += max(counted.left, 0)
+            self.made.aligned.append((each, counted.made))
         return self.made
 
     def plan(self, ranges: Iterable[Range]) -> None:
@@ -201,24 +225,28 @@ class _Planner:
         ends = range_.end("min"), range_.end("max")
         low, high = (self._partitioned(end, range_) for end in ends)
         reason = self._difference(low, high)
-        hopeless = not self.apart.isdisjoint(range_.varying)
-        if reason and not hopeless and (range_.spread <= NEAR or (self.left <= 0 and not self.counted)):
-            reason, high = self._settled(range_, ends, reason)
+        if reason and self.apart.isdisjoint(range_.varying):
+            most = WORTH / (self.often * range_.share(self.bounds))
+            anyhow = range_.spread <= NEAR or (self.left <= 0 and self.often == 1)
+            tries = anyhow or (self.left > 0 and self._everywhere(range_) is None)
+            settled = self._settled(range_, ends, most, anyhow) if tries else None
+            reason, high = (reason, high) if settled is None else ("", settled)
         parts: Sequence[Range] = ()
+        cuts = self.left > (0 if self.counted else -RESERVE)
         if not reason and (size := _single_at_ends(range_, high[1].graph)) is not None:
             reason = f"{size.written} is less than 2 for the smallest and the largest sizes, not for all"
-            parts = (range_.halves([n for n in range_.varying if n in size.dims]) if self.left > 0 else None) or ()
+            parts = (range_.halves([n for n in range_.varying if n in size.dims]) if cuts else None) or ()
         elif not reason:
             kernels = self._kernels(range_, high[1], high[2])
             self.made.plans.append(RangePlan(range_, high[0], high[1], kernels, self._packing(high[0])))
             return ()
-        elif self.left > 0 and (name := self._everywhere(range_)) is not None:
+        elif cuts and (name := self._everywhere(range_)) is not None:
             low_size, high_size = range_.bounds[name]
             reason = f"{reason}, as for each size of {name!r}"
             others = range_.varying.keys() - {name}  # without any, the plans of all sizes have these
             if high_size - low_size < EACH and not (self.counted and others.isdisjoint(self.counted)):
                 parts = [Range({**range_.bounds, name: Bounds(n, n)}) for n in range(low_size, high_size + 1)]
-        elif self.left > 0:
+        elif cuts:
             parts = self._parts(range_, high) or ()
         if not parts:
             self.made.by_size.append((range_, reason))
@@ -234,7 +262,7 @@ class _Planner:
             return known
         for name, (low, high) in range_.varying.items():
             # In few sizes that are counted in units any two may differ for other reasons.
-            if name in self._alike or (self.counted and high - low < EACH):
+            if name in self.alike or (self.counted and high - low < EACH):
                 continue
             reason = ""
             for place in (range_.end("max"), range_.end("min"), *range_.between(1)):
@@ -242,10 +270,10 @@ class _Planner:
                 reason = self._difference(*(self._partitioned(each, range_) for each in sizes))
                 if not reason:
                     break
-            if reason and self._settled(range_, sizes, reason)[0]:
+            if reason and self._settled(range_, sizes, inf, True) is None:
                 self.apart.add(name)
                 return name
-            self._alike.add(name)
+            self.alike.add(name)
         return None
 
     def _neighbours(self, range_: Range, name: str, sizes: Sizes) -> tuple[Sizes, Sizes]:
@@ -264,13 +292,12 @@ class _Planner:
         They meet where the partition begins to be that of the largest sizes, along one dimension; in the middle if
         that is nowhere, or there are so many nodes that something is different everywhere.
         """
-        if len(self._graph.nodes) > NODES:
+        if len(self._graph.nodes) > NODES or self.left <= 0:
             return range_.halves()
-        found = {name: first for name in range_.varying if (first := self._first(range_, name, high)) is not None}
-        if not found:
-            return range_.halves()
-        name = max(found, key=lambda n: range_.bounds[n].max / max(range_.bounds[n].min, 1))
-        return range_.cut(name, found[name] - 1)
+        for name in range_.longest(range_.varying):
+            if (first := self._first(range_, name, high)) is not None:
+                return range_.cut(name, first - 1)
+        return range_.halves()
 
     def _first(self, range_: Range, name: str, high: _Partitioned) -> int | None:
         """Returns about the least size of a symbol from which on a range has the partition of its largest sizes.
@@ -284,34 +311,50 @@ class _Planner:
 
         if least * NEAR > largest or alike(generic(least, least, largest)):
             return None
-        least, first = max(least, 1), largest
+        least, first = max(least, 1), int(largest / NEAR)
+        if not alike(generic(first, least, largest)):
+            return None
         while first > least * CLOSE and first - least > 1:
             middle = isqrt(least * first)
             if alike(generic(middle, least, largest)):
                 first = middle
             else:
                 least = max(middle, least + 1)
-        return first if largest >= NEAR * first else None
+        return first
 
-    def _settled(self, range_: Range, ends: tuple[Sizes, Sizes], reason: str) -> tuple[str, _Partitioned]:
+    def _settled(self, range_: Range, ends: tuple[Sizes, Sizes], most: float, anyhow: bool) -> _Partitioned | None:
         """Returns a partition of the larger of two sizes that the smaller has too, by choices that are not the best.
 
-        They are those of one end, or what is weighed at one end alone is chosen otherwise.  If there is none, the
-        partition is the best and the reason as it was.
+        They are those of one end, or those that take the least at both, or what is weighed at one end alone is chosen
+        otherwise.  The first one is taken by which the range is estimated to lose at ``most`` a share of its time; if
+        there is none and it has to be settled ``anyhow``, the one by which it loses the least.
         """
         low, high = (self._partitioned(end, range_) for end in ends)
         small, large = ({c.key: c for c in (*each[0].choices, *each[1].choices)} for each in (low, high))
         of_high, of_low = ({k: Settled(c.taken) for k, c in both.items()} for both in (small | large, large | small))
+        both = {key: name for key in small.keys() & large.keys() if (name := _balanced(small[key], large[key]))}
         single = [c for key, c in (small | large).items() if c.others and not (key in small and key in large)]
-        tried = [of_high, of_low]
+        tried = [of_high, of_low, of_high | {key: Settled(name) for key, name in both.items()}]
         for kinds in [{c.what for c in single}, *({what} for what in dict.fromkeys(c.what for c in single))][:WAYS]:
             otherwise = {c.key: Settled(c.others[0]) for c in single if c.what in kinds}
             tried += [of_high | otherwise] if otherwise else []
-        for settled in tried:
+        best, found = inf, None
+        for number in sorted(range(len(tried)), key=lambda n: n != self._way):
+            settled = tried[number]
+            if settled in tried[:number]:
+                continue
             again = [self._partitioned(end, range_, settled) for end in ends]
-            if not self._difference(again[0], again[1]):
-                return "", again[1]
-        return reason, high
+            if self._difference(again[0], again[1]):
+                continue
+            between = [] if most == inf else range_.between(BETWEEN)
+            losses = [min(_lost(each), LOST) for each in again]
+            losses += [min(_lost(self._partitioned(sizes, range_, settled)), LOST) for sizes in between]
+            lost = sum(losses) / len(losses)
+            if lost < best and (anyhow or lost <= most):
+                best, found, self._way = lost, again[1], number
+            if best <= most:
+                break
+        return found
 
     def _single(self, range_: Range) -> RangePlan:
         """Returns the plan of a range of one size."""
@@ -368,11 +411,30 @@ class _Planner:
             place = each._replace(first=False)  # the first one may wait, too: what else is alike shares its kernels
             key = alike, place, group if place.over else None
             if key not in made:
-                variants = Variants(partition.graph, group, self.choose, place, self.named, self._options.target)
+                known = self.named, self._options.target, self.bounds, self.often
+                variants = Variants(partition.graph, group, self.choose, place, *known)
                 made[key] = variants.of(range_, tries)
                 self.made.by_size += variants.without
             found.append((group, made[key]))
         return tuple(found)
+
+
+def _balanced(small: Weighed, large: Weighed) -> str:
+    """Returns the alternative of both choices that takes the least beside the best one; empty without estimates."""
+    if None in (*small.cycles.values(), *large.cycles.values()):
+        return ""
+    every = [{name: cycles or 0.0 for name, cycles in c.cycles.items()} for c in (small, large)]
+    found = {n: sum(c[n] / max(min(c.values()), 1.0) for c in every) for n in every[0] if n in every[1]}
+    return min(found, key=found.__getitem__, default="")
+
+
+def _lost(made: _Partitioned) -> float:
+    """Returns the share of its time that a partition is estimated to lose by choices that are not the best."""
+    every = [*made[0].choices, *made[1].choices]
+    known = [c for c in every if None not in c.cycles.values()]
+    taken, best = (sum(c.cycles[getattr(c, which)] or 0.0 for c in known) for which in ("taken", "preferred"))
+    others = sum(c.taken != c.preferred for c in every) - sum(c.taken != c.preferred for c in known)
+    return (max(taken / best - 1, 0.0) if best else 0.0) + UNKNOWN * others
 
 
 def _memory(group: Group) -> list[tuple[str, bytes | None]]:

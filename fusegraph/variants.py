@@ -8,10 +8,10 @@ cost models tell at some sizes which schedules a range needs; where a few do not
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from math import gcd, inf, isqrt, prod
+from math import gcd, inf, isqrt, log, prod
 
 from codegen import Schedule, Target, best_schedule, distance, estimated, schedules
 from codegen.arch import MAX_THREADS_PER_BLOCK
@@ -33,12 +33,14 @@ from fusegraph.plan import Choice, Chooser, Place, source_of
 NEAR, NARROW = 2.0, 1.05
 #: A schedule serves a size if it is estimated to take at most so many times as long as the best.
 TOLERANCE = 1.05
-#: One that takes so many times as long, or that is not known to be near the best, serves nothing.
+#: One that takes so many times as long serves nothing.
 LOST = 4.0
-#: Without a cost model it serves those whose best schedule is nearer than that (`codegen.distance`).
-NEARBY = 1.0
-#: Schedules of a range at most; the share of its points that they may serve worse, and the factor by which at most.
-FEW, LATE, WORST = 8, 0.05, 1.2
+#: Without a cost model it serves those whose best schedule is nearer than that (`codegen.distance`), and for every unit
+#: of a larger distance it is taken to lose so much.
+NEARBY, DOUBLING = 1.0, 0.06
+#: What a kernel has to save of the time that all sizes take, sizes that no schedule serves well counted alone; one with
+#: a schedule that the graph has kernels of may be such a kernel, and a fraction of that is enough.
+GAIN, KNOWN = 0.004, 0.25
 #: Sizes between the ends of a range at which schedules are compared; those of them at which the best `TOP` are looked
 #: for, where there is a cost model.
 POINTS, ANCHORS, TOP = 32, 12, 3
@@ -46,8 +48,10 @@ POINTS, ANCHORS, TOP = 32, 12, 3
 WIDEST = 16
 #: Remainders of sizes that a decision may depend on unseen: strides and units are rarely more.
 RESIDUES = 8
-#: Variants of a kernel at most.
-MOST = 48
+#: Variants of a kernel at most, and schedules worth trying of which any may serve a narrow range.
+MOST, ANY = 12, 48
+#: Points of parts of a range, of those that a whole one has.
+FEWER = 4
 #: What a kernel that is none for some sizes raises.
 _NONE = (Declined, NotAccepted, ValueError, ArithmeticError, LookupError, AssertionError)
 
@@ -80,7 +84,10 @@ class Range:
     @property
     def probes(self) -> list[dict[str, int]]:
         """Sizes at which what holds at its ends might not: one small and another large, and `RESIDUES` in a row."""
-        found = [dict(zip(self.bounds, sizes)) for sizes in product(*map(set, self.bounds.values()))]
+        found = []
+        for here, others in ((0, 1), (1, 0)):
+            rest = {name: bounds[others] for name, bounds in self.bounds.items()}
+            found += [rest, *(rest | {name: bounds[here]} for name, bounds in self.varying.items())]
         for n in range(RESIDUES):
             steps = {name: (2 * axis + 1) * n % RESIDUES for axis, name in enumerate(self.bounds)}
             found.append({name: (low + high) // 2 for name, (low, high) in self.bounds.items()})
@@ -108,11 +115,20 @@ class Range:
         """How many times its largest size is its smallest one, in the dimension where that is most."""
         return max((b.max / max(b.min, 1) for b in self.varying.values()), default=1.0)
 
+    def share(self, bounds: Mapping[str, Bounds]) -> float:
+        """Returns the share of sizes between some bounds, in logarithms, that are in it."""
+        spans = [log((b.max + 1) / max(b.min, 0.5)) for b in (*self.bounds.values(), *bounds.values())]
+        return prod(spans[: len(self.bounds)]) / prod(spans[len(self.bounds) :])
+
+    def longest(self, among: Iterable[str]) -> list[str]:
+        """Returns symbols, those first whose largest size is the most times their smallest one."""
+        return sorted(among, key=lambda n: self.bounds[n].max / max(self.bounds[n].min, 1), reverse=True)
+
     def halves(self, among: Sequence[str] = ()) -> tuple[Range, Range] | None:
         """Returns it cut at the middle of its longest dimension, or of ``among`` some; None if it is one size."""
         if not self.varying:
             return None
-        name = max(among or self.varying, key=lambda n: self.bounds[n].max / max(self.bounds[n].min, 1))
+        name, *_ = self.longest(among or self.varying)
         low, high = self.bounds[name]
         return self.cut(name, max(isqrt(max(low, 1) * high), low))
 
@@ -169,9 +185,12 @@ class Names:
     """Gives every kernel of a graph a name of its own.
 
     What is the same but for names is the same kernel: for other expressions of its sizes it is launched otherwise.
+
+    schedules  those of kernels so far, by the class of their specifications.
     """
 
     def __init__(self) -> None:
+        self.schedules: dict[type[KernelSpec], dict[Schedule, Choice]] = {}
         self._known: dict[str, KernelSource] = {}
         self._shared: dict[str, KernelSource] = {}
         self._names = Identifiers()
@@ -195,8 +214,8 @@ class Names:
 class _Point:
     """A specification at one choice of sizes, and what schedules are estimated to take there."""
 
-    def __init__(self, spec: KernelSpec, target: Target) -> None:
-        self.spec, self._target = spec, target
+    def __init__(self, sizes: Mapping[str, int], spec: KernelSpec, target: Target) -> None:
+        self.sizes, self.spec, self._target = sizes, spec, target
         self._known: dict[Schedule, float | None] = {}
 
     def cycles(self, schedule: Schedule) -> float | None:
@@ -214,8 +233,8 @@ class _Point:
 class _Best(_Point):
     """A point at which the best schedule was looked for."""
 
-    def __init__(self, spec: KernelSpec, target: Target, best: Choice) -> None:
-        super().__init__(spec, target)
+    def __init__(self, sizes: Mapping[str, int], spec: KernelSpec, target: Target, best: Choice) -> None:
+        super().__init__(sizes, spec, target)
         self.best = best
 
     @property
@@ -228,7 +247,7 @@ class _Best(_Point):
         if self.modelled:
             _, *found = super().regrets([best, *some])
             return [1.0 if s == best else regret for s, regret in zip(some, found)]
-        return [1.0 if distance(s, best) < NEARBY else LOST for s in some]
+        return [1.0 if (apart := distance(s, best)) < NEARBY else min(1 + apart * DOUBLING, LOST) for s in some]
 
     def worth_trying(self) -> dict[Schedule, Choice]:
         """Returns the best schedule, and with a cost model those behind it."""
@@ -236,16 +255,44 @@ class _Best(_Point):
         return {self.best.schedule: self.best} | {s: Choice(s) for s in more if s != self.best.schedule}
 
 
+@dataclass
+class _Part:
+    """A range, the variants that serve it, which those around it may have found, and points at its ends and in it.
+
+    lost       by how much its sizes take longer than with the best schedules, at most `LOST`, on average.
+    differing  the best schedule that others would be better with, if its code were the same in all of the range.
+    apart      the symbols along which other schedules are the best.
+    """
+
+    range: Range
+    variants: list[Variant]
+    points: list[_Point]
+    ends: list[_Best]
+    lost: float = LOST
+    differing: Schedule | None = None
+    apart: Sequence[str] = ()
+
+
 class Variants:
-    """Finds the variants of a kernel.
+    """Finds the variants of a kernel, for parts of sizes between some bounds that come so ``often``.
 
     without  ranges for which there are none, and why.
     """
 
-    def __init__(self, graph: Graph, group: Group, choose: Chooser, place: Place, names: Names, target: Target) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        group: Group,
+        choose: Chooser,
+        place: Place,
+        names: Names,
+        target: Target,
+        bounds: Mapping[str, Bounds],
+        often: float,
+    ) -> None:
         self._graph, self._spec, self._group = graph, group.lowered.spec, group
         self._choose, self._place = choose, place
-        self._named, self._target = names, target
+        self._named, self._target, self._bounds, self._often = names, target, bounds, often
         self._spec_at = moving(self._spec)
         self._sums, self._sizes = has_sums(self._spec), list(dict.fromkeys(sizes_in(self._spec)))
         self._points: dict[tuple[int, ...], _Best] = {}
@@ -254,44 +301,71 @@ class Variants:
     def of(self, range_: Range, tries: int) -> tuple[Variant, ...]:
         """Returns variants for a range; sizes that none is for are in ``without``.
 
-        Where a few do not serve a range it is cut, the widest ranges first, as long as there are ``tries``.  What is
-        left then gets kernels that are right, if not the fastest.
+        A range for which there is none is cut, and one in a part of which another schedule would save enough: those
+        that lose the most first, as long as there are ``tries``.  Parts have the variants of the whole, too.
         """
-        left, made = [range_], list[Variant]()
+        made: list[Variant] = []
+        left = self._served([(range_, None)], made)
         for _ in range(tries):
-            if not left or len(made) >= MOST:
+            part = max(left, key=self._loss, default=None)
+            if part is None or self._loss(part) < GAIN:
                 break
-            left.sort(key=lambda each: each.spread)
-            found, parts = self._tried(left.pop())
-            made += found
-            left += parts
-        for each in left:
-            made += self._tried(each, last=True)[0]
+            left.remove(part)
+            differing = part.differing or part.ends[0].best.schedule
+            halves = self._parts(part.range, differing, part.apart)
+            if halves is not None and (part.range.spread > NARROW or part.variants):
+                left += self._served([(half, part) for half in halves], made)
+            elif not part.variants:
+                self._last(part, made)
+        for part in left:
+            if not part.variants:
+                self._last(part, made)
         return _joined(made)
 
-    def _tried(self, range_: Range, *, last: bool = False) -> tuple[tuple[Variant, ...], tuple[Range, ...]]:
-        """Returns variants for a range, or its parts; of one that has neither the reason is in ``without``.
+    def _loss(self, part: _Part) -> float:
+        """Returns what further kernels may save in parts of a range, of the time that all sizes take."""
+        if not part.variants:
+            return inf
+        return part.lost * self._share(part.range) if part.differing is not None else 0.0
 
-        The ``last`` time there are no parts: any kernels will do.
-        """
+    def _share(self, range_: Range) -> float:
+        """Returns how often sizes of a range come, in comparison with others."""
+        return self._often * range_.share(self._bounds)
+
+    def _last(self, part: _Part, made: list[Variant]) -> None:
+        """Adds a variant for a range that none of the best schedules is for."""
+        found = self._any(part.range, part.ends)
+        made += found
+        if not found:
+            self.without.append((part.range, f"no schedule of kernel {self._spec.name!r} is for all of it"))
+
+    def _served(self, ranges: Sequence[tuple[Range, _Part | None]], made: list[Variant]) -> list[_Part]:
+        """Returns ranges, parts of others, with variants, and adds the new ones of these; not those without points."""
+        found = []
+        for range_, whole in ranges:
+            try:
+                part = self._part(range_, whole)
+            except Declined as reason:
+                self.without.append((range_, f"kernel {self._spec.name!r}: {reason}"))
+            else:
+                before = len(part.variants)
+                self._serve(part, MOST - len({v.source.name for v in made}))
+                made += part.variants[before:]
+                found.append(part)
+        return found
+
+    def _part(self, range_: Range, whole: _Part | None) -> _Part:
+        """Returns a range, which is a part of another one perhaps, with its points: first those at its ends."""
         low, high = range_.end("min"), range_.end("max")
         sides = {name: low | {name: high[name]} for name in range_.varying}
-        try:
-            ends = [self._point(high, range_), self._point(low, range_)]
-            others = {n: self._point(s, range_) for n, s in sides.items()}
-            between = [] if range_.spread <= NEAR else self._between(range_)
-        except Declined as reason:
-            self.without.append((range_, f"kernel {self._spec.name!r}: {reason}"))
-            return (), ()
-        found, differing = self._few(range_, [*ends, *others.values(), *between], last)
-        if not found and (last or range_.spread <= NARROW):
-            found = self._any(range_, ends)
+        ends = [self._point(high, range_), self._point(low, range_)]
+        others = {n: self._point(s, range_) for n, s in sides.items()}
+        between = [] if range_.spread <= NEAR else self._between(range_, 1 if whole is None else FEWER)
         least = ends[1].best.schedule
         apart = [n for n, point in others.items() if point.regrets([least])[0] > TOLERANCE]
-        parts = None if found or last else self._parts(range_, differing or ends[0].best.schedule, apart)
-        if not found and parts is None:
-            self.without.append((range_, f"no schedule of kernel {self._spec.name!r} is for all of it"))
-        return found, parts or ()
+        known = [] if whole is None else [p for p in whole.points if p.sizes in range_]
+        points = list(dict.fromkeys([*ends, *others.values(), *between, *known]))
+        return _Part(range_, [] if whole is None else [*whole.variants], points, ends, apart=apart)
 
     def _parts(self, range_: Range, schedule: Schedule, apart: Sequence[str]) -> tuple[Range, Range] | None:
         """Returns a range in two parts, None if it is one size.
@@ -300,10 +374,9 @@ class Variants:
         middle: of sizes that other schedules are ``apart`` along, or else other code.
         """
         differs = self._apart(range_, schedule)
-        found = {name: first for name in differs if (first := self._first(range_, name, schedule)) is not None}
-        if found:
-            name = max(found, key=lambda n: range_.bounds[n].max / max(range_.bounds[n].min, 1))
-            return range_.cut(name, found[name] - 1)
+        for name in range_.longest(differs):
+            if (first := self._first(range_, name, schedule)) is not None:
+                return range_.cut(name, first - 1)
         return range_.halves(apart or differs)
 
     def _first(self, range_: Range, name: str, schedule: Schedule) -> int | None:
@@ -318,13 +391,13 @@ class Variants:
                 least = middle + 1
         return first if largest >= NEAR * max(first, 1) else None
 
-    def _between(self, range_: Range) -> list[_Point]:
+    def _between(self, range_: Range, fewer: int) -> list[_Point]:
         """Returns points between the ends; where there is a cost model, the best schedule is looked for at few."""
-        sizes = range_.between(POINTS)
-        found = [self._point(s, range_) for s in sizes[:ANCHORS]]
+        sizes, anchors = range_.between(POINTS // fewer), ANCHORS // fewer
+        found = [self._point(s, range_) for s in sizes[:anchors]]
         if all(point.modelled for point in found):
-            return [*found, *(_Point(self._spec_at(s), self._target) for s in sizes[ANCHORS:])]
-        return [*found, *(self._point(s, range_) for s in sizes[ANCHORS:])]
+            return [*found, *(_Point(s, self._spec_at(s), self._target) for s in sizes[anchors:])]
+        return [*found, *(self._point(s, range_) for s in sizes[anchors:])]
 
     def _point(self, sizes: Mapping[str, int], range_: Range) -> _Best:
         """Returns the point at sizes that are divided by nothing; where n + 1 is a size, too, it may be beside them."""
@@ -347,12 +420,12 @@ class Variants:
         if self._sums and self._rendered(sizes, best.schedule) is None:
             # Sums may be whole vectors here, but are not at all sizes.
             for each in (spec, self._spec_at(sizes, vary=True)):
-                found = islice(family_of(each).schedules(each, self._target), FEW)
+                found = islice(family_of(each).schedules(each, self._target), MOST)
                 schedule = next((s for s in found if self._rendered(sizes, s) is not None), None)
                 if schedule is not None:
                     best = Choice(schedule)
                     break
-        return _Best(spec, self._target, best)
+        return _Best(sizes, spec, self._target, best)
 
     def _rendered(self, sizes: Mapping[str, int], schedule: Schedule) -> KernelSource | None:
         """Returns the kernel with a schedule where sizes have these values, and vary; None if it is none for them."""
@@ -361,35 +434,37 @@ class Variants:
         except _NONE:
             return None
 
-    def _few(self, range_: Range, points: Sequence[_Point], last: bool) -> tuple[tuple[Variant, ...], Schedule | None]:
-        """Returns variants of which one serves each point, but for a few; none if there are no such.
-
-        The ``last`` time those that serve the most are returned, however many these are.  Also returns the best
-        schedule of those whose code is not the same in all of the range.
-        """
-        candidates: dict[Schedule, Choice] = {}
-        for point in points:
+    def _serve(self, part: _Part, most: int) -> None:
+        """Adds variants to those of a range while each saves enough, at most so many, but one at least."""
+        known = self._named.schedules.setdefault(type(self._spec), {})
+        candidates = dict(known)
+        for point in part.points:
             candidates = (point.worth_trying() if isinstance(point, _Best) else {}) | candidates
-        regrets = dict(zip(candidates, zip(*(point.regrets(list(candidates)) for point in points))))
-        least, found, differing = [LOST] * len(points), list[Variant](), None
+        there = {v.choice.schedule for v in part.variants}
+        every = list(candidates | dict.fromkeys(there))
+        regrets = dict(zip(every, zip(*(point.regrets(every) for point in part.points))))
+        least = [min((regrets[s][n] for s in there), default=LOST) for n in range(len(part.points))]
+        share, part.differing = self._share(part.range) / len(part.points), None
+        candidates = {s: choice for s, choice in candidates.items() if s not in there}
 
-        def late() -> list[int]:
-            return [n for n, regret in enumerate(least) if regret > TOLERANCE]
+        def saved(schedule: Schedule) -> float:
+            """Returns what a schedule saves of the time of all sizes, less what it should save."""
+            found: float = sum(max(n - other, 0.0) for n, other in zip(least, regrets[schedule]) if n > TOLERANCE)
+            return share * found - GAIN * (KNOWN if schedule in known else 1.0)
 
-        def served() -> bool:
-            return len(late()) <= LATE * len(points) and max(least) <= WORST
-
-        while not served() and candidates and len(found) < FEW:
-            schedule = min(candidates, key=lambda s: sum(min(least[n], regrets[s][n]) for n in late()))
+        while candidates and max(least) > TOLERANCE:
+            schedule = max(candidates, key=saved)
             choice = candidates.pop(schedule)
-            if (source := self._source(range_, schedule)) is not None:
-                found.append(Variant(range_, choice, source))
+            if part.variants and (saved(schedule) < 0 or most <= 0):
+                break
+            if (source := self._source(part.range, schedule)) is not None:
+                most -= source.name not in {v.source.name for v in part.variants}
+                part.variants.append(Variant(part.range, choice, source))
+                known.setdefault(schedule, choice)
                 least = list(map(min, least, regrets[schedule]))
             else:
-                differing = differing or schedule
-        if served() or last or range_.spread <= NEAR or (max(least) < LOST and len(found) == FEW):
-            return tuple(found), differing
-        return (), differing
+                part.differing = part.differing or schedule
+        part.lost = sum(n - 1 for n in least if n > TOLERANCE) / len(least)
 
     def _apart(self, range_: Range, schedule: Schedule) -> list[str]:
         """Returns the symbols on whose sizes in a range the kernel with a schedule depends, beside its parameters."""
@@ -397,9 +472,9 @@ class Variants:
         return [n for n, b in range_.varying.items() if self._common(Range({**low, n: b}), schedule, False) is None]
 
     def _any(self, range_: Range, ends: Sequence[_Point]) -> tuple[Variant, ...]:
-        """Returns a variant whose schedule is worth trying at both ends of a narrow range."""
+        """Returns a variant whose schedule is worth trying at both ends of a range."""
         high, low = (schedules(point.spec, self._target) for point in ends)
-        for schedule in [s for s in high if s in frozenset(low)][:MOST]:
+        for schedule in [s for s in high if s in frozenset(low)][:ANY]:
             if (source := self._source(range_, schedule)) is not None:
                 return (Variant(range_, Choice(schedule), source),)
         return ()

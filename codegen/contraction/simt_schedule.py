@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, prod
@@ -131,19 +131,29 @@ def cycles(spec: ContractionSpec, target: Target = PORTABLE) -> float:
 
 def cost(spec: ContractionSpec, schedule: SimtSchedule, target: Target) -> float:
     """Returns the cycles that a schedule is estimated to take; infinity if it does not fit."""
-    return next((found for found, ranked in _ranked(spec, target) if ranked == schedule), inf)
+    return next((found for found, _ in _estimates(spec, target, schedule)), inf)
 
 
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, SimtSchedule]]:
     """Returns the schedules that fit, each after its estimated cycles."""
+    return sorted(_estimates(spec, target), key=lambda entry: entry[0])
+
+
+def _estimates(
+    spec: ContractionSpec, target: Target, wanted: SimtSchedule | None = None
+) -> Iterator[tuple[float, SimtSchedule]]:
+    """Yields the schedules that fit, or only the one that is wanted, each after its estimated cycles."""
     sizes = prod(spec.batch), prod(spec.m), prod(spec.n), prod(spec.k)
     c, products, itype = spec.accumulate, spec.products, _itype(spec)
     # Sums that leave a thread enough registers for everything else; the smallest tiles always do.
     most = max(256 // SIZE_OF[c], CHUNK * CHUNK * products)
-    fitting = [t for t in TILES if t[3] * t[4] * products <= most and _divides(spec, t)]
-    fitting = [t for t in fitting if buffers(t, c, products).bytes + combined(spec, t).bytes <= STATIC_BYTES]
     scattered, share = _scattered(spec), busy_share(spec)
-    found = [(_cycles(target, t, sizes, products, c, scattered, share), SimtSchedule(*t, itype)) for t in fitting]
+    for tile in TILES:
+        schedule = SimtSchedule(*tile, itype)
+        if wanted not in (None, schedule) or tile[3] * tile[4] * products > most or not _divides(spec, tile):
+            continue
+        if buffers(tile, c, products).bytes + combined(spec, tile).bytes <= STATIC_BYTES:
+            yield _cycles(target, tile, sizes, products, c, scattered, share), schedule
     # A CPU, for which the portable target is, takes twice as long over copies of single elements.
     if target.arch.has_cp_async and target != PORTABLE and _copyable(spec):
         plain = _plain(spec) and itype == "int32"
@@ -152,8 +162,8 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, SimtSche
             if not _divides(spec, tile) or (tile[3] > 2 * CHUNK and not plain):
                 continue  # addresses take registers, too
             schedule = SimtSchedule(*tile, itype, blocks if plain else max(1, blocks // 2), stages)
-            found.append((_ring_cycles(target, ring, sizes, _widths(spec, tile), share, plain=plain), schedule))
-    return sorted(found, key=lambda entry: entry[0])
+            if wanted in (None, schedule):
+                yield _ring_cycles(target, ring, sizes, _widths(spec, tile), share, plain=plain), schedule
 
 
 def _divides(spec: ContractionSpec, tile: Tile) -> bool:

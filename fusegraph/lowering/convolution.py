@@ -214,20 +214,30 @@ def _needed(
     return tuple(x for x, low, high in ends if not (below(-1, low) and below(high, x.size)))
 
 
-def turned_behind(node: Node, written: Tensor, target: Target) -> bool:
-    """Returns true if what a gradient of an image by phases writes had better be written with its channels last first.
+def of_layouts(node: Node, written: Tensor, target: Target) -> tuple[float, float] | None:
+    """Returns the cycles in which a gradient of an image by phases is written, and in which channels last and turned.
 
-    That is so where neighbours in memory belong to different phases, and there are so many elements that writing them
-    one by one takes longer than another kernel, which turns them.
+    None if it is none, or neighbours in memory belong to one phase.  Else they are written one by one, or by another
+    kernel.
     """
     if node.op.role is not Role.DGRAD or written.rank != node.output.rank:
-        return False
+        return None
     apart = any(
         stride > 1 and size > 1 and step == 1
         for stride, size, step in zip(node.attributes["stride"], written.shape[2:], written.strides[2:])
     )
     turned = target.launch_cycles + 2 * written.nbytes / (STREAMED * target.bytes_per_cycle)
-    return apart and SCATTERED * written.size / target.sms > turned
+    return (SCATTERED * written.size / target.sms, turned) if apart else None
+
+
+def turned_behind(node: Node, written: Tensor, target: Target) -> bool:
+    """Returns true if what a gradient of an image by phases writes had better be written with its channels last first.
+
+    That is so where there are so many elements that writing them one by one takes longer than another kernel, which
+    turns them.
+    """
+    cycles = of_layouts(node, written, target)
+    return cycles is not None and cycles[0] > cycles[1]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent
 from fusegraph.lowering import gathered
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
+from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, check_broadcasts
@@ -23,6 +24,8 @@ from fusegraph.lowering.views import Strides
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.modes import accumulator
 
+#: What is chosen of results that are as large as what is reduced.
+NAME, JOINED, APART = "results beside a reduction", "in its kernel", "apart"
 #: With fewer blocks than this, of which each reads more than LONG_BYTES, most of a GPU is idle: what else is computed
 #: for each element goes to another kernel.  A row of neighbours can have a cluster of blocks.
 FEW_ROWS, LONG_BYTES = 16, 512 << 10
@@ -358,10 +361,11 @@ def _parts_text(chunk: int | None) -> str:
     return "whole rows" if chunk is None else f"parts of {chunk} elements"
 
 
-def accept(view: GroupView, options: Options) -> None:
+def accept(view: GroupView, options: Options) -> list[Choice]:
     """Raises Declined with the reason unless the group is reductions of one space, and pointwise nodes around them.
 
-    They are along the same axes, but for reductions of columns or of segments beside them.
+    They are along the same axes, but for reductions of columns or of segments beside them.  Returns the choice of
+    whether the kernel of few blocks writes as much as it reads.
     """
     space = _Space(view)
     if space.columns:
@@ -369,13 +373,24 @@ def accept(view: GroupView, options: Options) -> None:
     if space.segments:
         _check_segments(space, options.target.planned)
     check_size(view)
-    found = parallelism(view.of(Kind.REDUCTION)[0].inputs[0], space.axes)
+    row, target = view.of(Kind.REDUCTION)[0], options.target.planned
+    found = parallelism(row.inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]
-    if full and len(view.nodes) > 1 and space.chunk is None and not keeps_whole(found, options.target.planned):
-        raise Declined(
+    if not full or len(view.nodes) == 1 or space.chunk is not None or (not found.across and found.blocks >= FEW_ROWS):
+        return []
+    preferred = JOINED if keeps_whole(found, target) else APART
+    cycles = {JOINED: found.cycles(target, LOOKS), APART: found.cycles_apart(target, 2)}
+    if not found.across:
+        cycles[JOINED] = found.bytes_each * target.sms / target.bytes_per_cycle
+    alike = f"{row.inputs[0].type} {space.axes}"
+    choice = weigh(NAME, row.name, cycles, preferred, options.settled, alike)
+    if choice.taken == APART:
+        raise Outweighed(
             f"{full[0].name!r} {list(full[0].shape)} would be written by as few blocks as the reduction has, "
-            f"{found.blocks}"
+            f"{found.blocks}",
+            choice,
         )
+    return [choice]
 
 
 class RowsBuilder(ProgramBuilder):

@@ -6,30 +6,46 @@ come first, each phase would write every second element, or fewer, of what memor
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusegraph.graph import Graph, Node
 from fusegraph.layout import layout_strides
 from fusegraph.lowering import direct_convolution
 from fusegraph.lowering.base import DEFAULTS, Options
-from fusegraph.lowering.convolution import turned_behind
+from fusegraph.lowering.choices import Choice, weigh
+from fusegraph.lowering.convolution import of_layouts
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
 
+#: What is chosen.
+NAME, AS_IT_IS, TURNED = "layout of an image's gradient", "as it is", "turned"
+
 
 def lay_out_results(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Has gradients of images by phases write channels last, where turning the result behind takes less time."""
-    found = {node.output for node in graph.nodes if _is_turned(node, graph, options)}
+    chosen = {node.output: choice for node in graph.nodes if (choice := weighed(node, graph, options)) is not None}
+    found = {t for t, choice in chosen.items() if choice.taken == TURNED}
     # What leaves the graph lies as its user says; what does not is turned by what follows.
     placed = {t: layout_strides(t.shape, "channels_last") for t in found if t not in graph.output_numbers}
-    return replaced(graph, lambda node: node.output in found and node.output not in placed, _turn, placed)
+    made = replaced(graph, lambda node: node.output in found and node.output not in placed, _turn, placed)
+    return replace(made, choices=tuple(chosen.values()))
 
 
-def _is_turned(node: Node, graph: Graph, options: Options) -> bool:
-    """Returns true if another layout of a node's result is better, and nothing takes the present one for a view."""
-    if not turned_behind(node, node.output, options.target.planned) or direct_convolution.suits(node, graph) is None:
-        return False
+def weighed(node: Node, graph: Graph, options: Options) -> Choice | None:
+    """Returns the choice of another layout of a node's result; None where nothing is chosen.
+
+    There is no other one where something takes the present one for a view.
+    """
     plain = (Kind.POINTWISE, Kind.CONTRACTION, Kind.REDUCTION)
-    return node.output in graph.output_numbers or all(n.kind in plain for n in graph.consumers(node.output))
+    if not (node.output in graph.output_numbers or all(n.kind in plain for n in graph.consumers(node.output))):
+        return None
+    cycles = of_layouts(node, node.output, options.target.planned)
+    if cycles is None or direct_convolution.suits(node, graph) is None:
+        return None
+    alternatives = dict(zip((AS_IT_IS, TURNED), cycles))
+    preferred = TURNED if cycles[0] > cycles[1] else AS_IT_IS
+    return weigh(NAME, node.name, alternatives, preferred, options.settled, str([t.type for t in node.inputs]))
 
 
 def _turn(rewrite: Rewrite, node: Node, _: bool) -> None:
