@@ -12,6 +12,7 @@ from graphs import check_all
 import fusegraph as fg
 from codegen.target import PORTABLE, target
 from fusegraph.lowering import rows
+from fusegraph.lowering.base import Options
 from fusegraph.passes import order, split_reductions
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.runtime import nvrtc
@@ -119,6 +120,42 @@ def test_launches_overlap() -> None:
         x, w = g.tensor("x", (size, 128)), g.tensor("w", (128, 128))
         g.output(g.softmax(g.matmul(g.relu(g.matmul(x, w)), w)), name="y")
         assert overlaps(g) == [first, ["wait", "launch"], ["wait"]]
+
+
+def layers(size: int, attention: bool) -> fg.Graph:
+    """Returns three products, perhaps with an attention behind them."""
+    g = fg.Graph("layers", "bfloat16")
+    x = g.relu(g.tensor("x", (1, 1, size, 512)) + 1.0)
+    for n in range(3):
+        x = x @ g.tensor(f"w{n}", (1, 1, 512, 512), strides=(512 * 512, 512 * 512, 1, 512))
+    if attention:
+        k, v = (g.tensor(name, (1, 8, 512, 64)) for name in "kv")
+        x = g.sdpa(x.reshape(1, size, 8, 64).transpose(0, 2, 1, 3), k, v)
+    g.output(g.relu(x), name="y")
+    return g
+
+
+@pytest.mark.parametrize(("size", "attention"), [(32, False), (512, False), (8, True), (512, True)])
+def test_hopper_kernels_ask_for_operands_between_wait_and_launch(size: int, attention: bool) -> None:
+    """A kernel reads nothing before it waits, but asks the L2 cache for an operand whose rows are read once.
+
+    The next one comes in when this one has asked for all of its operands.
+    """
+    loads = re.compile(r"\b(?:tma_load\w*|copy_async|load_packed|load)(?:<[^;]*?>)?\(")
+    seen = set()
+    for kernel in plan(layers(size, attention), Options(target=target("h200"))).kernels:
+        name, code = type(kernel.choice.schedule).__name__, kernel.source.code.partition("\n{\n")[2]
+        before, _, after = code.partition("grid_dependency_wait();")
+        if "Wgmma" not in name or not after:
+            continue
+        assert not loads.search(before)
+        assert ("tma_prefetch_box" in before) == (size <= 64 and name == "WgmmaSchedule")
+        launched = after.partition("grid_dependency_launch();")
+        if launched[1]:
+            assert "tma_load" not in launched[2]
+            seen.add(name)
+    assert seen <= {"WgmmaSchedule", "AttentionWgmmaSchedule"}
+    assert seen or size < 64
 
 
 def test_what_others_write_is_not_promised_to_stay() -> None:
