@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from codegen.buffers import Buffer, Edge
+from codegen.declined import Declined
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Emitter, Load, Operand, Program, Reduced, Result, Store, Value, ctype_of
 from codegen.family import Family, Form, Schedule
@@ -135,6 +136,8 @@ class _Renderer:
 
     def render(self) -> KernelSource:
         w, s, spec, program = self.w, self.s, self.spec, self.program
+        if not spec.merged and s.lanes * s.items < min(most(spec.run), most(spec.count)):
+            raise Declined(f"{s.lanes} threads of {s.items} elements do not hold a run of {spec.run}")
         rows, threads = prod(spec.outer), s.lanes if spec.merged else s.lanes * s.rows
         w.parameters += self._parameters()
         made = self._merged(rows) if spec.merged else self._sorted(rows)

@@ -78,7 +78,7 @@ def test_what_is_left_behind() -> None:
     x = q.tensor("x", (1, 2, 33, 32))
     q.output(q.sdpa(q.exp(x), x, q.tensor("v", x.shape)) + x, name="o")
     assert families(q) == ["pointwise", "attention"]
-    split = built("split", gated, rows=1, keys=4096)
+    split = built("split", gated, rows=1, keys=4096, depth=160)
     assert families(split) == ["attention", "rows"]  # with what combines the parts
     check_all([split], arch="sm_80")
 

@@ -51,7 +51,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"name": "grouped", "heads": 4, "shared": 2, "depth": 64, **CAUSAL},
     {"name": "bottom", "heads": 1, "use_alibi_mask": True, **BOTTOM},
     {"name": "window", "heads": 1, "diagonal_band_left_bound": 20, **CAUSAL},
-    {"name": "simt", "dtype": "float32", "heads": 1, **CAUSAL},
+    {"name": "simt", "dtype": "float64", "heads": 1, **CAUSAL},
 )
 
 
@@ -124,7 +124,7 @@ def test_one_query_of_each_sequence() -> None:
         found[OFFSETS[0]][...], found[OFFSETS[1]][...] = range(count + 1), begin
         return found
 
-    g = made(name="decode", rows=count, keys=keys, heads=1, extra=several)
+    g = made(name="decode", rows=count, keys=keys, heads=1, depth=160, extra=several)
     specs = [k.group.lowered.spec for k in plan(g).kernels if k.group.family == "attention"]
     assert [s.parts > 1 for s in specs] == [True]
     check_all([g], arch="sm_90a", inputs=own)

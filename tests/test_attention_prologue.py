@@ -219,8 +219,8 @@ def test_pages_and_parts(arch: str) -> None:
     g.output(g.sdpa(q, k, v, **tables, seq_len_kv=g.tensor("seq_len_kv", (2,), "int32")), name="o")
     assert families(g) == ["attention"]
     check_all([g], arch=arch, inputs=paged_inputs)
-    how: dict[str, Any] = {"heads": 4, "shared": 2, "rows": 1, "keys": 2100, "depth": 16}
-    parts = [built("parts", **how), built("all in parts", k=turned, dtype="float32", **how)]
+    how: dict[str, Any] = {"heads": 4, "shared": 2, "rows": 1, "keys": 2100}
+    parts = [built("parts", depth=160, **how), built("all in parts", k=turned, dtype="float32", depth=16, **how)]
     assert [families(x) for x in parts] == [["pointwise", "attention", "rows"]] * 2  # each part has all queries
     assert ["computes its keys" in d.reason for x in parts for d in plan(x).partition.decisions].count(True) == 1
     check_all(parts, arch=arch)

@@ -49,7 +49,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
     const __grid_constant__ TensorMap o_map,
     int32* __restrict__ o_order)
 {
-    grid_dependency_wait();
     struct Shared {
         alignas(1024) bfloat16 queries[2][2][128][64];  // panels of 128 bytes, swizzled
         alignas(1024) bfloat16 keys[2][2][128][64];
@@ -84,6 +83,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
     }
     __syncthreads();
 
+    grid_dependency_wait();
+    // What kernels launched before write is read from here on.
     if (group < 0) {
         registers_decrease<40>();
         if (threadIdx.x == 0) {
@@ -123,6 +124,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) packed_attention_o_kernel(
                 }
                 ++query;
             }
+            // What is left to do needs little of memory.
         } else if (threadIdx.x / 32 == 1) {
             const int lane = threadIdx.x % 32;
             Ring<2> query;

@@ -74,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
     }
     __syncthreads();
 
+    // What kernels launched before write is read from here on.
     if (group < 0) {
         registers_decrease<24>();
         if (threadIdx.x == 0) {
@@ -94,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) turned_queries_out0_kernel(
                     tma_load(shared.values[stage.index][0], out0_values_map, shared.values_full[stage.index], 0, n0, b0);
                 }
             }
+            // What is left to do needs little of memory.
         }
     } else {
         registers_increase<240>();

@@ -49,6 +49,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) layer_8192_8192_8192_bfloat
     }
     __syncthreads();
 
+    // What kernels launched before write is read from here on.
     if (group < 0) {
         registers_decrease<40>();
         if (threadIdx.x == 0) {
@@ -66,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) layer_8192_8192_8192_bfloat
                     tma_load(shared.b[stage.index], x_map, full, c, n0);
                 }
             }
+            // What is left to do needs little of memory.
         }
     } else {
         registers_increase<232>();
