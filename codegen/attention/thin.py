@@ -295,13 +295,11 @@ class _Renderer:
                 w.line("shared.total[warp][row + f * 8] = rows.total[f];")
             w.line("attention::store_values(&shared.sums[warp][row + f * 8][0], o, f);")
         w.line("__syncthreads();")
-        if s.cluster == 1:
-            with w.block(f"for (int i = t; i < {rows * wide}; i += {s.threads})"):
-                self._combined(s.warps, *(f"shared.{name}[part]" for name in ("most", "total", "sums")))
-                self._store()
-            return
         with w.block(f"for (int i = t; i < {rows * wide}; i += {s.threads})"):
             self._combined(s.warps, *(f"shared.{name}[part]" for name in ("most", "total", "sums")))
+            if s.cluster == 1:
+                self._store()
+                return
             w.line("shared.block_sums[r][d] = sum;")
             with w.block("if (d == 0)"):
                 w.line("shared.block_most[r] = largest;")

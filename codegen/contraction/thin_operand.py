@@ -194,10 +194,7 @@ class ThinOperand:
             i = w.each("i", self.lines)
             if self.plain:
                 source = next(source for source in self.flying if source.product == product)
-                text = f"read.{source.name}{source.of}[{i}][{self._c}]"
-                w.unrolled_line(
-                    f"for (int r = 0; r < {WORDS}; ++r) {name}[{i}][r] = {self._ordered(text, self._word)};"
-                )
+                self._each_word(f"{name}[{i}]", f"read.{source.name}{source.of}[{i}][{self._c}]", self._word)
                 return
             if self.codes is not None:
                 with w.unrolled(f"for (int r = 0; r < {WORDS}; ++r)"):
