@@ -19,10 +19,9 @@ from math import prod
 from codegen.attention.fragments import ScoreFragments, check_types
 from codegen.attention.scores import argument_names, merged, stored
 from codegen.attention.spec import AttentionSpec
-from codegen.attention.tiles import Source, VectorTiles, forward_sources
+from codegen.attention.tiles import VECTOR, Source, VectorTiles, forward_sources, of_vectors
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
-from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.iteration import linear
 from codegen.kernel import UNTIL_HERE, Kernel
@@ -32,8 +31,8 @@ from codegen.target import Target
 
 #: Most queries, and the most elements of one or of a value, that a warp has registers for.
 ROWS, TALL = 16, 128
-#: Elements that a lane reads at once; of a key that four lanes have then, and of a value that eight have.
-VECTOR, OF_KEY, OF_VALUE = 8, 32, 64
+#: Elements of a key that four lanes read at once, and of a value that eight do.
+OF_KEY, OF_VALUE = 32, 64
 #: Elements behind the queries' rows and behind those of results, so that rows begin in different banks.
 QUERY_PAD, SUM_PAD = 8, 4
 #: Bytes of a line of the L2 cache.
@@ -129,20 +128,14 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionThinSchedul
         raise Declined("keys and values are computed, which wants shared memory")
     if not takes(spec.rows, spec.depth, spec.width):
         raise Declined(f"keys and values have multiples of {VECTOR} elements, at most {TALL}")
-    for op, step in ((spec.k, 0), (spec.v, 1)):
-        _check_vectors(spec, op, 0 if spec.pages is None else spec.pages[step].step)
+    pages = (0, 0) if spec.pages is None else [p.step for p in spec.pages]
+    for op, elements, page in zip((spec.k, spec.v), (spec.depth, spec.width), pages):
+        if not of_vectors(op, (*spec.batch, spec.keys), elements, VECTOR, page):
+            raise Declined(f"rows of {op.name!r} are no vectors of 16 bytes")
     clusters = [n for n in CLUSTERS if n == 1 or target.arch.has_clusters]
     every = [AttentionThinSchedule(*of) for of in ((w, k, c) for w in WARPS for k in KEYS for c in clusters)]
     fitting = [s for s in every if _held(spec, s.keys) <= HELD]
     return tuple(sorted(fitting, key=lambda s: cost(spec, s, target)))
-
-
-def _check_vectors(spec: AttentionSpec, op: Operand, page: int) -> None:
-    sizes = (*spec.batch, spec.keys)
-    steps = [step for n, step in zip(sizes, op.strides) if n > 1]
-    aligned = op.strides[-1] == 1 and op.alignment % (VECTOR * op.dtype.itemsize) == 0
-    if not aligned or any(step % VECTOR for step in (*steps, page)):
-        raise Declined(f"rows of {op.name!r} are no vectors of 16 bytes")
 
 
 def cost(spec: AttentionSpec, s: AttentionThinSchedule, target: Target) -> float:

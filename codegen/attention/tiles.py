@@ -57,6 +57,13 @@ def backward_sources(spec: AttentionBackwardSpec, names: Sequence[str]) -> tuple
     return sides if spec.queries else sides[::-1]
 
 
+def of_vectors(op: Operand, sizes: Sequence[int], elements: int, count: int, page: int = 0) -> bool:
+    """Tells whether rows of so many elements are vectors of ``count``; sizes: of the batch and of rows, or of a page."""
+    steps = [step for n, step in zip(sizes, op.strides) if n > 1]
+    aligned = op.strides[-1] == 1 and op.alignment % (count * op.dtype.itemsize) == 0
+    return aligned and not any(n % count for n in (elements, *steps, page))
+
+
 class Tiles:
     """Writes what brings tiles, in vectors of 16 bytes where possible, as elements of a C type."""
 
@@ -96,11 +103,9 @@ class Tiles:
 
     def _vector(self, source: Source, count: int) -> int:
         """Returns how many neighbours are read at once: so many if rows consist of such vectors, or 1."""
-        op = source.operand
-        steps = [step for n, step in zip((*self.scores.spec.batch, source.total), op.strides) if n > 1]
-        steps += [source.pages[0].step] if source.pages is not None else []
-        aligned = op.strides[-1] == 1 and op.alignment % (count * op.dtype.itemsize) == 0
-        return count if aligned and not any(n % count for n in (source.elements, *steps)) else 1
+        sizes = (*self.scores.spec.batch, source.total)
+        page = 0 if source.pages is None else source.pages[0].step
+        return count if of_vectors(source.operand, sizes, source.elements, count, page) else 1
 
     def _copy(self, source: Source, to: str, first: str, edge: Edge, padded: int, each: int) -> None:
         """Writes the copy of what a thread brings as its ``i``-th."""
