@@ -58,7 +58,7 @@ def backward_sources(spec: AttentionBackwardSpec, names: Sequence[str]) -> tuple
 
 
 def of_vectors(op: Operand, sizes: Sequence[int], elements: int, count: int, page: int = 0) -> bool:
-    """Tells whether rows of so many elements are vectors of ``count``; sizes: of the batch and of rows, or of a page."""
+    """Tells whether rows of so many elements are vectors of ``count``; sizes: of the batch and of rows, or pages."""
     steps = [step for n, step in zip(sizes, op.strides) if n > 1]
     aligned = op.strides[-1] == 1 and op.alignment % (count * op.dtype.itemsize) == 0
     return aligned and not any(n % count for n in (elements, *steps, page))
