@@ -194,9 +194,32 @@ class Epilogue:
                 value, reduction = self._emitter.term(sink.reduction.value, terms), sink.reduction
                 if sink.within:  # no branch: elements do not depend on each other's conditions
                     value = f"{sink.within} ? {value} : {reduction.start}"
-                w.line(f"reduce::into<{reduction.combiner.functor}>({sink.own}, {value});")
+                w.line(f"reduce::{sink.how}<{reduction.combiner.functor}>({sink.own}, {value});")
         for n, name in stored.items():
             w.line(f"store({self.pointers.stores[n]} + {at.first(self.program.stores[n].operand.strides)}, {name});")
+
+    @property
+    def differing(self) -> bool:
+        """Whether some operands differ from result to result; call it after `scalars`."""
+        return any(Load(n) not in self._terms for n in range(len(self.program.loads)))
+
+    def declare(self, count: int, runs: int) -> dict[int, str]:
+        """Declares arrays for ``runs`` runs of ``count`` elements of the loads that differ; returns their C names."""
+        found = {}
+        for n, operand in enumerate(self.program.loads):
+            if Load(n) not in self._terms:
+                found[n] = self.names.unique(operand.name, "_v")
+                self.w.line(f"Vector<{operand.dtype.ctype}, {count}> {found[n]}[{runs}];")
+        return found
+
+    def bring(self, position: Sequence[str], run: Run, vectors: Mapping[int, str]) -> None:
+        """Writes the loads of a run, all of whose elements may be read, to ``vectors``, as `results` is given them."""
+        at = _At(position, run)
+        with self.w.scope():
+            self.w.each(run.element, run.count, "int")
+            for n, name in vectors.items():
+                element = f"{self.pointers.loads[n]}[{at.offset(self.program.loads[n].strides)}]"
+                self.w.line(f"{name}[{run.element}] = {element};")
 
     def _load(self, at: _At, run: Run, vectors: dict[int, str]) -> None:
         """Writes the loads of whole runs, and adds their C names to ``vectors``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.buffers import Edge
 from codegen.expr import Reduction
@@ -15,11 +15,24 @@ from codegen.spec import ContractionSpec, Partial
 
 @dataclass(frozen=True)
 class Sink:
-    """Where values of the program are combined: the C expression ``own``; only those ``within``, a condition if any."""
+    """Where values of the program are combined: the C expression ``own``; only those ``within``, a condition if any.
+
+    ``how`` is the device function: values of running reductions are looked at before they are taken, or go in at once.
+    """
 
     reduction: Reduction
     own: str
     within: str = ""
+    how: str = "into"
+
+
+def in_steps(sinks: Sequence[Sink]) -> list[list[Sink]]:
+    """Returns the sinks of one or two walks over the same values: the first looks at those of running reductions."""
+    running = [x for x in sinks if x.reduction.combiner.running]
+    if not running:
+        return [[*sinks]]
+    first = [replace(x, how="look") for x in running]
+    return [first, [replace(x, how="take") if x in running else x for x in sinks]]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from codegen.target import Target
 
 PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
+#: Bytes of a line of the L1 cache; instructions that an access takes as long as of a lane that reads a line of its own.
+LINE_BYTES, SCATTERED = 128, 256.0
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction
 
 
@@ -155,13 +157,19 @@ class TilePath:
         loads = self.piece / self.vector
         places = self.piece / self.granule if self.along_k else 1.0
         walk = 2.0 + (4.0 * len(self.inner) if len(self.inner) > 1 else 0.0) + 2.0 * len(self.gather.limits)
-        fast = self.gather.inner if self.along_k and self.threads_along_k else self.gather.outer
-        scattered = 1.0 if abs(fast[-1]) <= 1 else 4.0
         loads *= len(self.gather.operands)
+        lines = loads * SCATTERED * min(1.0, self._apart / LINE_BYTES)
         if self.copied:
-            return loads * 2.0 * scattered + places * walk
+            return loads * 2.0 + lines + places * walk
         work = 1 if self.gather.program is None else 2 + len(self.gather.program.instructions)
-        return loads * 3.0 * scattered + places * walk + self.piece * work
+        return loads * 3.0 + lines + places * walk + self.piece * work
+
+    @property
+    def _apart(self) -> int:
+        """Bytes from what a lane reads to what the next one reads at the same time, 0 if they are neighbours."""
+        along = self.along_k and self.threads_along_k
+        step = abs((self.gather.inner if along else self.gather.outer)[-1])
+        return step * (self.piece if along else 1) * self.gather.operand.dtype.itemsize if step > 1 else 0
 
     def pieces_of_row(self, size: int, inner: int) -> int:
         """Returns how many pieces a row of a tile has: of ``size`` rows or columns and ``inner`` terms of a sum."""

@@ -223,10 +223,10 @@ def _through_what_it_is(
 
 
 def _writer(graph: Operations, written: list[Node]) -> Callable[..., Tensor]:
-    """Returns the function with which a composite writes its nodes; rounding to what is stored is a cast."""
+    """Returns the function with which a composite writes its nodes."""
 
     def write(op: str | Op, _: str, *operands: Any, **attributes: Any) -> Tensor:
-        found = op if isinstance(op, Op) else TABLE.get(op, TABLE["identity"])
+        found = op if isinstance(op, Op) else TABLE[op]
         node = graph.apply_node(found, operands, attributes)
         written.append(node)
         return node.output
@@ -241,7 +241,8 @@ def _fitting(graph: Operations, gradient: Tensor, x: Tensor) -> Tensor:
     if axes:
         gradient = graph.reduction(gradient, "add", axes, dtype=x.dtype)
     if gradient.dtype != x.dtype:
-        gradient = graph.cast(gradient, x.dtype)
+        narrower = gradient.dtype.is_float and x.dtype.is_float and x.dtype.itemsize == 2
+        gradient = (graph.narrow if narrower else graph.cast)(gradient, x.dtype)
     if gradient.shape != x.shape:
         repeat = ahead < 0 or any(n != m for n, m in zip(gradient.shape[max(ahead, 0) :], x.shape))
         gradient = graph.broadcast(gradient, x.shape) if repeat else graph.reshape(gradient, x.shape)

@@ -1128,6 +1128,11 @@ class Operations(_Known):
         Floats round to nearest even; floats to integers truncate and saturate, NaN gives 0; integers wrap around.  What an
         8-bit float does not hold, infinity included, becomes its largest number, as ONNX and cuDNN have it; with
         saturate=False infinity, or NaN where the dtype has no infinity, as torch has it."""
+    def narrow(self, x: Operand, dtype: Any, *, name: str | None = None) -> Tensor:
+        """x as a tensor of another float dtype, rounded only where it is stored.
+
+        So are the results of all other ops: within a kernel they keep the precision that they are computed in.  A cast
+        (`identity` with a dtype) rounds wherever it is."""
     def gen_index(self, x: Operand, axis: int, *, name: str | None = None) -> Tensor:
         """The position of each element along an axis, int32; x gives the shape only.
 

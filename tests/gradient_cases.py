@@ -220,6 +220,7 @@ CASES: dict[str, list[Case]] = {
     "trunc": unary(torch.trunc),
     "round": unary(torch.round),
     "identity": [*unary(lambda t: t * 1), *unary(lambda t: t.float(), dtype="float32")],
+    "narrow": unary(lambda t: t.float(), dtype="float32"),
     # functions
     "exp": unary(torch.exp),
     "exp2": unary(torch.exp2),

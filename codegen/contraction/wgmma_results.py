@@ -6,7 +6,7 @@ results may lie before; or threads carry them, where no tensor map describes an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from codegen.buffers import guard
@@ -16,12 +16,15 @@ from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.epilogue import Epilogue, Run, placed
 from codegen.expr import Operand
 from codegen.iteration import coordinates, extent, linear, long, unsigned
+from codegen.partials import in_steps
 from codegen.pipeline import Signals
 from codegen.tensor_map import box_bytes
 
 #: Where accesses would be shorter than so many bytes, it takes fewer of them if most have 16 aligned bytes and the rest
 #: one element.
 SHORT = 8
+#: Columns of which a thread loads operands together, the most that its part is a multiple of.
+TOGETHER = 32, 16, 8
 #: How far a thread's pairs of columns are right of fragments of 8.
 PAIR = "lane % 4 * 2"
 
@@ -148,35 +151,66 @@ class Results:
     def _held_element(self) -> str:
         return f"min(n + e, {self.parts.cols - 1})"
 
-    def _run(self, clamped: str | None = None) -> Run:
-        """Returns the two neighbours of a row that a thread has: the second may not exist."""
-        missing = (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 else None
+    def _run(self, clamped: str | None = None, *, whole: bool = False) -> Run:
+        """Returns the two neighbours of a row that a thread has: the second may not exist, unless they are ``whole``."""
+        missing = (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 and not whole else None
         return Run(2, len(self.layout.batch) + len(self.layout.rows), "e", missing, clamped)
 
 
 class DirectResults(Results):
     """Results that are written from registers: the two rows of a thread, one after the other.
 
-    Where they are reduced alone, those beyond the last column are computed, too: without branches a thread works on
-    several at a time.
+    Where some columns of a tile may not exist, branches would have each load wait for the result before.  So operands
+    of several results are loaded together, without branches; and results that are reduced alone are computed, too.
     """
 
     def write(self) -> None:
-        reduced = self.block.n.ragged and not self.epilogue.program.stores
+        ragged = self.block.n.ragged
+        reduced = ragged and not self.epilogue.program.stores
         with self._pieces(), self.w.unrolled("for (int i = 0; i < 2; ++i)"):
             place, absent = self._row("row + i * 8")
             self.w.leave(*self.beyond_m, *absent)
-            right = PAIR
             if reduced:
-                right = "right"
-                self.w.line(f"const int right = anew({PAIR});  // what is known of columns is not kept for all rows")
+                with self.w.block(f"if ({self.n0} + {self.s.part} <= {self.block.n.total})"):
+                    self._pairs(place)
+                with self.w.block("else"):
+                    self.w.line(f"const int right = anew({PAIR});  // what is known of columns is not kept for all rows")
+                    self._pairs(place, "right")
+            elif ragged and self.epilogue.differing:
+                self._together(place)
+            else:
+                self._pairs(place, left_out=self.beyond_n)
+
+    def _pairs(self, place: Sequence[str], right: str = PAIR, left_out: Sequence[str] = ()) -> None:
+        """Writes the results of row ``place``: pairs of all columns, but for those ``left_out``.
+
+        Columns may be outside of the result if ``right`` is another expression of how far pairs are right of fragments.
+        """
+        held = right != PAIR
+        sinks = self.partials.sinks(f"j + {right}", outside=held, row="i", chunk="j")
+        for step in [sinks] if self.epilogue.differing else in_steps(sinks):
             with self.w.unrolled(f"for (int j = 0; j < {self.s.part}; j += 8)"):
-                self._column("j", right, held=reduced)
-                if not reduced:
-                    self.w.leave(*self.beyond_n)
-                run = self._run(self._held_element if reduced else None)
-                sinks = self.partials.sinks(f"j + {right}", outside=reduced, row="i", chunk="j")
-                self.epilogue.results([*place, "n"], self._sums("j / 2 + i * 2 + e"), run, sinks=sinks)
+                self._column("j", right, held=held)
+                self.w.leave(*left_out)
+                run = self._run(self._held_element if held else None, whole=not held and not left_out)
+                self.epilogue.results([*place, "n"], self._sums("j / 2 + i * 2 + e"), run, sinks=step)
+
+    def _together(self, place: Sequence[str]) -> None:
+        """Writes the results of row ``place``, a few pairs at a time, their operands first."""
+        w = self.w
+        side = next(side for side in TOGETHER if self.s.part % side == 0)
+        with w.unrolled(f"for (int c = 0; c < {self.s.part}; c += {side})"):
+            vectors = self.epilogue.declare(2, side // 8)
+            with w.unrolled(f"for (int j = c; j < c + {side}; j += 8)"):
+                self._column("j", held=True)
+                brought = {n: f"{name}[(j - c) / 8]" for n, name in vectors.items()}
+                self.epilogue.bring([*place, "n"], self._run(self._held_element), brought)
+            with w.unrolled(f"for (int j = c; j < c + {side}; j += 8)"):
+                self._column("j")
+                w.leave(*self.beyond_n)
+                sinks = self.partials.sinks(f"j + {PAIR}", outside=False, row="i", chunk="j")
+                sums = self._sums("j / 2 + i * 2 + e")
+                self.epilogue.results([*place, "n"], sums, self._run(), sinks=sinks, given=brought)
 
 
 class ChunkedResults(Results):

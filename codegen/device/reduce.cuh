@@ -121,20 +121,37 @@ __device__ __forceinline__ void exp_block(T& most, T& sum, T* most_parts, T* sum
     exp_lanes<Warps>(most, sum);
 }
 
-// The logarithm of the sum of exponentials of a thread's elements: each takes one exponential.
+// exp(x) of an x <= 0 that was rounded: so is the product here, and the result is as exact.
+__device__ __forceinline__ float exp_of_less(float x) { return math::fast_exp2(1.44269504f * x); }
+__device__ __forceinline__ double exp_of_less(double x) { return math::exp(x); }
+// exp(x - most) of an x <= most: rounding the second product changes a logarithm of sums, which is at least `most`, by
+// half a unit in its last place.
+__device__ __forceinline__ float exp_of_less(float x, float most) {
+    return math::fast_exp2(math::fma(1.44269504f, x, -1.44269504f * most));
+}
+__device__ __forceinline__ double exp_of_less(double x, double most) { return math::exp(x - most); }
+
+// The logarithm of the sum of exponentials of a thread's elements: each takes one exponential.  Elements are added one
+// after the other; or, which takes fewer instructions, all are looked at before all are taken.
 template <class T>
 struct Exponentials {
     T most = -infinity<T>(), sum = 0;  // of exp(x - most)
 
     __device__ __forceinline__ void add(T x) {
-        const T e = x == most ? T(1) : math::exp(-math::abs(x - most));
+        const T e = exp_of_less(x == most ? T(0) : -math::abs(x - most));  // no branch: one infinity less another is NaN
         sum = x > most ? sum * e + 1 : sum + e;
         most = x > most ? x : most;
     }
+    __device__ __forceinline__ void look(T x) { most = Max::of(most, x); }
+    __device__ __forceinline__ void take(T x) { sum += exp_of_less(x, shift(most)); }
     __device__ __forceinline__ operator T() const { return most + math::log(sum); }
 };
 template <class Op, class T>
 __device__ __forceinline__ void into(Exponentials<T>& total, T value) { total.add(value); }
+template <class Op, class T>
+__device__ __forceinline__ void look(Exponentials<T>& total, T value) { total.look(value); }
+template <class Op, class T>
+__device__ __forceinline__ void take(Exponentials<T>& total, T value) { total.take(value); }
 template <class Op, int Lanes, class T>
 __device__ __forceinline__ T lanes(Exponentials<T> own) {
     exp_lanes<Lanes>(own.most, own.sum);

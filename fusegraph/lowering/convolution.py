@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from codegen.expr import Operand
-from codegen.sizes import below
+from codegen.sizes import below, most
 from codegen.spec import Gather, Image, Limit
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
@@ -21,8 +21,8 @@ from fusegraph.lowering.program import StridesOf, broadcast_strides
 from fusegraph.ops.base import Role
 
 #: The share of device memory's rate that kernels get, and cycles of a multiprocessor that an element takes which is
-#: written by itself.
-STREAMED, SCATTERED = 0.8, 1.0
+#: written by itself: of an image by phases, and of a filter whose neighbours along channels are in other sectors.
+STREAMED, PHASES_APART, TAPS_APART, SECTOR_BYTES = 0.8, 1.0, 2.5, 32
 
 
 @dataclass(frozen=True)
@@ -215,23 +215,26 @@ def _needed(
 
 
 def of_layouts(node: Node, written: Tensor, target: Target) -> tuple[float, float] | None:
-    """Returns the cycles in which a gradient of an image by phases is written, and in which channels last and turned.
+    """Returns the cycles in which a gradient is written as it lies, and in which channels last and turned.
 
-    None if it is none, or neighbours in memory belong to one phase.  Else they are written one by one, or by another
-    kernel.
+    None if neighbours in memory are neighbours of a tile.  They are not, and so are written one by one, if they belong
+    to different phases of an image, or to different taps of a filter.
     """
-    if node.op.role is not Role.DGRAD or written.rank != node.output.rank:
+    if node.op.role not in (Role.DGRAD, Role.WGRAD) or written.rank != node.output.rank:
         return None
-    apart = any(
-        stride > 1 and size > 1 and step == 1
-        for stride, size, step in zip(node.attributes["stride"], written.shape[2:], written.strides[2:])
-    )
+    if node.op.role is Role.WGRAD:
+        taps = most(written.strides[1])
+        apart = most(written.shape[1]) > 1 and taps > 1 and 1 in written.strides[2:]
+        each = TAPS_APART * min(1.0, taps * written.dtype.itemsize / SECTOR_BYTES)
+    else:
+        dims = zip(node.attributes["stride"], written.shape[2:], written.strides[2:])
+        apart, each = any(stride > 1 and size > 1 and step == 1 for stride, size, step in dims), PHASES_APART
     turned = target.launch_cycles + 2 * written.nbytes / (STREAMED * target.bytes_per_cycle)
-    return (SCATTERED * written.size / target.sms, turned) if apart else None
+    return (each * written.size / target.sms, turned) if apart else None
 
 
 def turned_behind(node: Node, written: Tensor, target: Target) -> bool:
-    """Returns true if what a gradient of an image by phases writes had better be written with its channels last first.
+    """Returns true if what a gradient writes had better be written with its channels last first.
 
     That is so where there are so many elements that writing them one by one takes longer than another kernel, which
     turns them.

@@ -9,7 +9,7 @@ from math import prod
 from codegen.combiners import Combiner
 from codegen.declined import Declined
 from codegen.expr import Begin, Index, Load, Operand, Reduced, Reduction, Value, compute_type, literal
-from codegen.rows.schedule import clusters_at_once, clusters_of
+from codegen.rows.schedule import PORTABLE_BLOCKS, clusters_at_once, clusters_of
 from codegen.spec import RowsSpec, Segments, Walk
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
@@ -93,11 +93,12 @@ def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
 def keeps_whole(found: Parallelism, target: Target) -> bool:
     """Returns true if a kernel may read its rows once and write as much.
 
-    Along rows it has enough blocks, or each little to do.  Across rows it is estimated to take no longer than a kernel
-    that reduces parts, one that combines them, and one that reads all again.
+    Along rows it has enough blocks, or each little to do, and a cluster of them keeps a row.  Across rows it is
+    estimated to take no longer than a kernel that reduces parts, one that combines them, and one that reads all again.
     """
     if not found.across:
-        return found.blocks >= FEW_ROWS or found.bytes_each <= LONG_BYTES
+        kept = PORTABLE_BLOCKS * target.arch.shared_bytes_per_block
+        return found.bytes_each <= (kept if found.blocks >= FEW_ROWS else LONG_BYTES)
     return found.cycles(target, LOOKS) <= found.cycles_apart(target, 2)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegraph.dtypes import DType, int32
+from fusegraph.dtypes import DType, as_dtype, int32
 from fusegraph.errors import AttributeValueError
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Role
 from fusegraph.ops.pointwise import (
@@ -290,6 +290,32 @@ unary(
     ulps=0,
     finite=True,
     gradient=lambda at, x, dtype, saturate: at.loss,
+)
+
+
+def _float_dtype(values: dict[str, Any], _: DType) -> None:
+    """Checks the dtype of a result that is rounded where it is stored."""
+    values["dtype"] = as_dtype(values["dtype"])
+    if not values["dtype"].is_float:
+        raise AttributeValueError(f"narrow: dtype is {values['dtype']}, but only floats are rounded")
+
+
+unary(
+    "narrow",
+    _same,
+    """x as a tensor of another float dtype, rounded only where it is stored.
+
+    So are the results of all other ops: within a kernel they keep the precision that they are computed in.  A cast
+    (`identity` with a dtype) rounds wherever it is.""",
+    ROUNDING,
+    Role.NARROW,
+    attributes={"dtype": (REQUIRED, unchecked)},
+    validate=_float_dtype,
+    float="{x}",
+    ulps=0,
+    finite=True,
+    cudnn=False,
+    gradient=lambda at, x, dtype: at.loss,
 )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fusegraph.dtypes import DType, float64
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import REQUIRED, Cost, Kind, Op, Role, TensorType
+from fusegraph.ops.base import Kind, Op
 from fusegraph.ops.evaluate import compute_dtype
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced
 
@@ -39,28 +38,8 @@ def _is_made_of_others(node: Node, scatters: bool) -> bool:
     return node.op.is_composite(node.attributes)
 
 
-def _narrow(types: tuple[TensorType, ...], attributes: Mapping[str, Any]) -> TensorType:
-    return TensorType(types[0].shape, attributes["dtype"])
-
-
-#: The value of a composite as a tensor of its dtype.  Unlike a cast, which rounds wherever it is, it is rounded like
-#: the result of any other op: where it is stored.  It is not in the op table: only what is written out here needs it.
-NARROW = Op(
-    name="narrow",
-    kind=Kind.POINTWISE,
-    role=Role.NARROW,
-    cost=Cost.ROUNDING,
-    operands=("x",),
-    attributes={"dtype": REQUIRED},
-    infer=_narrow,
-    reference=lambda x, dtype: x,
-    cuda={"float": "{x}"},
-    ulps=0,
-    finite=True,
-)
-
-
-_OPS = {**TABLE, NARROW.name: NARROW}
+#: The value of a composite as a tensor of its dtype, rounded like the result of any other op.
+NARROW = TABLE["narrow"]
 
 
 class _Expansion:
@@ -92,7 +71,7 @@ class _Expansion:
         return results
 
     def __call__(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Tensor:
-        found = op if isinstance(op, Op) else _OPS[op]
+        found = op if isinstance(op, Op) else TABLE[op]
         tensor = self._graph.apply(found, operands, attributes)
         return named(tensor, self._node.name, part or "value")
 

@@ -1,7 +1,8 @@
-"""Layouts of results: an image's gradient by phases is written with its channels last, and turned by a kernel behind.
+"""Layouts of results: gradients are written with their channels last, and turned by a kernel behind.
 
 With a stride neighbours of an image's row belong to different phases, which tiles of their own compute.  Where channels
-come first, each phase would write every second element, or fewer, of what memory moves together.
+come first, each phase would write every second element, or fewer, of what memory moves together.  So it is with the
+taps of a filter's gradient, if it is not added up from parts: what adds them up writes it in any layout.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.convolution import of_layouts
 from fusegraph.ops import TABLE
-from fusegraph.ops.base import Kind
+from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced
+from fusegraph.passes.split_contractions import best_cut
 
 #: What is chosen.
-NAME, AS_IT_IS, TURNED = "layout of an image's gradient", "as it is", "turned"
+NAME, AS_IT_IS, TURNED = "layout of a gradient", "as it is", "turned"
 
 
 def lay_out_results(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
-    """Has gradients of images by phases write channels last, where turning the result behind takes less time."""
+    """Has gradients write channels last, where turning the result behind takes less time."""
     chosen = {node.output: choice for node in graph.nodes if (choice := weighed(node, graph, options)) is not None}
     found = {t for t, choice in chosen.items() if choice.taken == TURNED}
     # What leaves the graph lies as its user says; what does not is turned by what follows.
@@ -41,7 +43,9 @@ def weighed(node: Node, graph: Graph, options: Options) -> Choice | None:
     if not (node.output in graph.output_numbers or all(n.kind in plain for n in graph.consumers(node.output))):
         return None
     cycles = of_layouts(node, node.output, options.target.planned)
-    if cycles is None or direct_convolution.suits(node, graph) is None:
+    if cycles is None or direct_convolution.suits(node, graph) is None or "parts" in node.attributes:
+        return None
+    if node.op.role is Role.WGRAD and best_cut(node, graph, options.target.planned)[0] > 1:
         return None
     alternatives = dict(zip((AS_IT_IS, TURNED), cycles))
     preferred = TURNED if cycles[0] > cycles[1] else AS_IT_IS
@@ -51,7 +55,7 @@ def weighed(node: Node, graph: Graph, options: Options) -> Choice | None:
 def _turn(rewrite: Rewrite, node: Node, _: bool) -> None:
     output = rewrite.result(node.output)
     strides = layout_strides(output.shape, "channels_last")
-    made = intermediate(rewrite.graph, node.name, "by phases", output.shape, strides, output.dtype)
+    made = intermediate(rewrite.graph, node.name, "channels last", output.shape, strides, output.dtype)
     rewrite.graph.add_node(Node(node.op, rewrite.inputs(node), node.attributes, made))
     identity = TABLE["identity"]
     rewrite.graph.add_node(Node(identity, (made,), {**identity.attributes, "dtype": output.dtype}, output))

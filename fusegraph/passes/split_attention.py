@@ -80,11 +80,15 @@ def _times(node: Node, target: Target) -> dict[int, float]:
     if _is_thin(node, rows):
         return _thin_times(node, target, prod(batch), keys)
     at_once = AT_ONCE * target.bytes_per_cycle / target.mma
+    q, _, v = multiplied(node)
+    # The results of a part, in 32 bits, are written and read, in units of a block's time for a tile.
+    unit = ROWS * KEYS * (q.shape[-1] + v.shape[-1]) / target.mma
+    moved = 2 * 4 * prod(batch) * rows * v.shape[-1] / target.bytes_per_cycle / unit
 
     def time(parts: int) -> float:
         of_blocks = -(-work * parts // target.sms) * -(-tiles // parts)
         of_memory = prod(batch) * tiles / at_once * (1 + SLOWER * max(0.0, ENOUGH - work * parts / target.sms))
-        return BEGINNING + max(of_blocks, of_memory) + (COMBINING + parts * PART if parts > 1 else 0)
+        return BEGINNING + max(of_blocks, of_memory) + (COMBINING + parts * (PART + moved) if parts > 1 else 0)
 
     return {parts: time(parts) for parts in range(1, min(MOST_PARTS, tiles) + 1)}
 

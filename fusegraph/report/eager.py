@@ -266,7 +266,7 @@ class Eager:
             Kind.POOLING: partial(pooling, torch),
             **dict.fromkeys(POOLING_COMPOSITES, partial(pooling, torch)),
             "local_response_norm": partial(response_norm, torch),
-            "identity": lambda node: lambda x: self._cast(x, node.output.dtype),
+            **dict.fromkeys(("identity", "narrow"), lambda node: lambda x: self._cast(x, node.output.dtype)),
             "bitcast": lambda node: lambda x: x.view(self._dtypes[node.output.dtype]),
             **movement(torch),
         }

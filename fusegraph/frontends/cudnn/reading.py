@@ -201,7 +201,7 @@ class Reading:
 
     def write(self, op: str | Op, part: str, *operands: Any, **attributes: Any) -> Tensor:
         """Adds a node of an expanded composite, as `ops.composite.Writing`; ``part``, its name there, is not used."""
-        chosen = op if isinstance(op, Op) else TABLE["identity" if op == "narrow" else op]
+        chosen = op if isinstance(op, Op) else TABLE[op]
         return self.graph.apply(chosen, operands, attributes)
 
     def finish(self, node: Any, port: str, result: Tensor) -> None:

@@ -35,6 +35,7 @@ from fusegraph.frontends.torch import (  # noqa: F401 - they fill the table
     reduction,
     semi_structured,
     sorting,
+    whole_gelu,
     whole_heads,
     window,
 )
@@ -115,6 +116,8 @@ def backend(
             keep_whole(module)
         if not any(whole_heads.NAME in name for name in settings.get("leave", ())):
             whole_heads.keep_heads_whole(module)
+        if not any(whole_gelu.NAME in name for name in settings.get("leave", ())):
+            whole_gelu.keep_gelu_whole(module)
         made = aot_autograd(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler(BACKWARD),

@@ -187,9 +187,14 @@ class Call:
         return x if narrower else self.cast(x, dtype)
 
     def apply(self, op: str, *operands: Any, **attributes: Any) -> Tensor:
-        """Applies an op of the table to operands of the result's kind, and casts the result to torch's dtype."""
+        """Applies an op of the table to operands of the result's kind; the result has torch's dtype.
+
+        What was computed in float32, as beside a number, is rounded like all results: where it is stored.
+        """
         given = [self.operand(x, self.dtype) for x in operands]
-        return self.cast(getattr(self.graph, op)(*given, **attributes))
+        made = getattr(self.graph, op)(*given, **attributes)
+        narrower = made.dtype.is_float and self.dtype.is_float and self.dtype.itemsize == 2 < made.dtype.itemsize
+        return self.graph.narrow(made, self.dtype) if narrower else self.cast(made)
 
 
 @cache
