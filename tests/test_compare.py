@@ -343,7 +343,7 @@ def test_torch_knows_only_ops_of_the_table():
     missing = {op.name for op in TABLE.values() if op.kind is Kind.POINTWISE} - names
     # Casts are handled apart, and torch's random numbers are others.
     rest = {name for name in missing if not name.endswith("_backward")}
-    assert rest == {"identity", "bitcast", "rng_uniform", "rng_normal"}
+    assert rest == {"identity", "narrow", "bitcast", "rng_uniform", "rng_normal"}
 
 
 def test_torch_gives_the_references_results():
@@ -365,6 +365,7 @@ def test_torch_gives_the_references_results():
 def test_torch_functions_mean_what_the_op_table_says(dtype):
     pytest.importorskip("torch")
     attributes = {"leaky_relu": {"negative_slope": 0.1}, "gen_index": {"axis": 1}, "clamp": {"min": -1, "max": 2}}
+    attributes["narrow"] = {"dtype": "float16"}
     attributes["bitcast"] = {"dtype": {"float32": "int32", "bfloat16": "int16", "int32": "float32"}[dtype]}
     count = 0
     for op in TABLE.values():

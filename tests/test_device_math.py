@@ -70,7 +70,7 @@ def variants() -> Iterator[Variant]:
     for name, cases in CASES.items():
         op = TABLE[name]
         for dtype in TYPES:
-            if dtype.kind not in op.cuda:
+            if dtype.kind not in op.cuda or (name == "narrow" and dtype == dt.float64):  # that would round
                 continue
             for number, (given, _) in enumerate(cases):
                 if dtype.is_int and any(isinstance(v, float) and v != int(v) for v in given.values()):

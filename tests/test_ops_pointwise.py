@@ -111,6 +111,7 @@ CASES: dict[str, list[tuple[dict[str, Any], Formula]]] = {
     "floor": [({}, lambda x: -np.ceil(-x))],
     "round": [({}, np.round)],
     "identity": [({}, lambda x: x)],
+    "narrow": [({"dtype": "float32"}, lambda x: x)],
     "bitcast": [({}, lambda x: np.frombuffer(np.ascontiguousarray(x).tobytes(), np.uint64).reshape(x.shape))],
     "gen_index": [({"axis": -1}, lambda x: np.arange(x.size)), ({"axis": 0}, lambda x: np.indices(x.shape)[0])],
     "exp": [({}, lambda x: np.exp2(x / 4 * np.log2(np.e)) ** 4)],

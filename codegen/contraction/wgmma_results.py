@@ -174,7 +174,9 @@ class DirectResults(Results):
                 with self.w.block(f"if ({self.n0} + {self.s.part} <= {self.block.n.total})"):
                     self._pairs(place)
                 with self.w.block("else"):
-                    self.w.line(f"const int right = anew({PAIR});  // what is known of columns is not kept for all rows")
+                    self.w.line(
+                        f"const int right = anew({PAIR});  // what is known of columns is not kept for all rows"
+                    )
                     self._pairs(place, "right")
             elif ragged and self.epilogue.differing:
                 self._together(place)

@@ -89,12 +89,5 @@ __device__ __forceinline__ float normal_cdf(float x) {
 __device__ __forceinline__ float gelu_approx_tanh(float x) {
   return x * fast_reciprocal(1 + fast_exp2(x * fma(-0.102943239f, x * x, -2.3022082f)));
 }
-// With s the sigmoid of u = x (a + b x^2), the slope is s (1 + (1 - s) x (a + 3 b x^2)).
-__device__ __forceinline__ float gelu_approx_tanh_backward(float loss, float x) {
-  const float square = minimum(x * x, 1e4f);  // beyond it s is 0 or 1
-  const float s = fast_reciprocal(1 + fast_exp2(x * fma(-0.102943239f, square, -2.3022082f)));
-  const float slope = x * fma(0.214064449f, square, 1.59576912f);
-  return loss * fma(s, slope * (1 - s), s);
-}
 
 }  // namespace math

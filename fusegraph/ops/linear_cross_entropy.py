@@ -23,7 +23,7 @@ ATTRIBUTES = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean",
 WORDS = {"reduction": ("mean", "sum", "none"), "compute_dtype": PRECISIONS}
 #: Gradients by logits that are in memory at once: with the sums so far they are this share of all of them, but no fewer
 #: columns than `STEP`, nor fewer bytes than `LEAST_BYTES` or the other share.
-SHARE, LEAST_SHARE, LEAST_BYTES, STEP = 8, 32, 16 << 20, 128
+SHARE, LEAST_SHARE, LEAST_BYTES, STEP = 10, 32, 16 << 20, 128
 #: Rows of these begin at multiples of so many elements, as tensor cores want them.
 ROW = 64
 

@@ -5,7 +5,7 @@
 //     y sum = reduction(y exp, axes=(1,))
 //     y scale = reciprocal(y sum)
 //     y = mul(y exp, y scale)
-// 64 rows of 1048576 elements, read once a stage; 512 threads a row
+// 192 rows of 1048576 elements, read once a stage; 512 threads a row
 #include "math.cuh"
 #include "memory.cuh"
 #include "reduce.cuh"
