@@ -91,9 +91,7 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
         if convolution.turned_behind(anchor, tensor, target) and not convolution.turned_behind(
             anchor, anchor.output, target
         ):
-            raise Declined(
-                f"{anchor.name!r} has neighbours in different tiles: a kernel of its own turns {tensor.name!r}"
-            )
+            raise Declined(f"{anchor.name!r} has neighbours in other tiles: another kernel turns {tensor.name!r}")
     check_size(view)
     if any(view.before([a.inputs[1]]) for a in anchors[1:]):
         try:

@@ -95,8 +95,8 @@ def _sum(a: _Polynomial, b: _Polynomial) -> _Polynomial:
 def _product(a: _Polynomial, b: _Polynomial) -> _Polynomial:
     found: dict[tuple[int, int], float] = {}
     for (i, j), first in a.items():
-        for (k, l), second in b.items():
-            found[i + k, j + l] = found.get((i + k, j + l), 0.0) + first * second
+        for (k, m), second in b.items():
+            found[i + k, j + m] = found.get((i + k, j + m), 0.0) + first * second
     return found
 
 
@@ -162,4 +162,5 @@ def _replace(graph: Any, last: Any, x: Any, approximate: str) -> None:
 def _writes(node: Any) -> bool:
     """Tells whether a node may change its operand in place."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return "out" in node.kwargs or name.endswith("_") or hasattr(operator, f"__{name}__") and name.startswith("i")
+    in_place = name.startswith("i") and hasattr(operator, f"__{name}__")
+    return "out" in node.kwargs or name.endswith("_") or in_place
