@@ -152,7 +152,7 @@ class Results:
         return f"min(n + e, {self.parts.cols - 1})"
 
     def _run(self, clamped: str | None = None, *, whole: bool = False) -> Run:
-        """Returns the two neighbours of a row that a thread has: the second may not exist, if they are not ``whole``."""
+        """Returns the two neighbours of a row that a thread has: the second may not exist if they are not ``whole``."""
         missing = (lambda e: f"n + {e} >= {self.parts.cols}") if self.parts.cols % 2 and not whole else None
         return Run(2, len(self.layout.batch) + len(self.layout.rows), "e", missing, clamped)
 
