@@ -181,8 +181,11 @@ def _scale(node: Node, operands: Sequence[tuple[Array, Array]]) -> Array:
 def _rounded(value: Array, error: Array, dtype: DType, *, strict: bool) -> tuple[Array, Array]:
     """Returns the reference (itself rounded in strict mode) and how far from it a rounded value may be.
 
-    Rounding is monotonic, even where it saturates or overflows: the result lies between the rounded limits.
+    Rounding is monotonic, even where it saturates or overflows: the result lies between the rounded limits.  It changes
+    no value that the dtype holds, as those that were read from memory and only moved.
     """
+    if not error.any() and np.array_equal(round_to(value, dtype), value):
+        return value, error
     center = round_to(value, dtype) if strict else value
     slack = _slack(value, error)
     ends = [distance(center, round_to(end, dtype)) for end in (value - slack, value + slack)]

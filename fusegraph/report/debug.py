@@ -79,11 +79,16 @@ class Setup:
         return run(executable, {t.name: laid_out(inputs[t.name], t) for t in executable.graph.inputs})
 
     def wrong(
-        self, graph: Graph, inputs: Mapping[str, Array], executable: Executable | None = None
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Array],
+        executable: Executable | None = None,
+        outputs: Mapping[str, Array] | None = None,
     ) -> tuple[OutputCheck, ...]:
-        """Returns the outputs outside of their bounds, in the graph's order; the graph may be compiled already."""
+        """Returns the outputs outside of their bounds, in the graph's order; it may have been compiled, and run."""
         executable = executable or self.compile(graph)
-        found = compare(graph, inputs, self.run(executable, inputs), rounding_of(executable, strict=self.strict))
+        outputs = self.run(executable, inputs) if outputs is None else outputs
+        found = compare(graph, inputs, outputs, rounding_of(executable, strict=self.strict))
         return tuple(check for check in found if not check.ok)
 
     def failure(self, graph: Graph, inputs: Mapping[str, Array]) -> str | None:
@@ -170,16 +175,17 @@ def first_wrong(
                     return _told(walk, setup, *(first or (name, told(found))), behind, "differs")
         return None
 
-    def whole(executable: Executable) -> Finding | None:
+    def whole(walk: Walk) -> Finding | None:
         progress("comparing the outputs")
-        return _wrong_output(executable, graph, inputs, setup)
+        return _wrong_output(walk, graph, inputs, setup)
 
     return _search(graph, inputs, setup, look, progress, whole if against == "reference" else None)
 
 
-def _wrong_output(executable: Executable, graph: Graph, inputs: Mapping[str, Array], setup: Setup) -> Finding | None:
+def _wrong_output(walk: Walk, graph: Graph, inputs: Mapping[str, Array], setup: Setup) -> Finding | None:
     """Returns the first output that is wrong though every kernel is right, as it is of what composites are made of."""
-    wrong = setup.wrong(graph, inputs, executable)
+    outputs = {t.name: walk.values[t.name] for t in graph.outputs if t.name in walk.values}
+    wrong = setup.wrong(graph, inputs, walk.executable, outputs if len(outputs) == len(graph.outputs) else None)
     if not wrong:
         return None
     node = graph.producer(graph.tensors[wrong[0].name])
@@ -218,14 +224,14 @@ def _search(
     setup: Setup,
     look: Callable[[Walk, Kernel, Mapping[str, Array]], Finding | None],
     progress: Callable[[str], object],
-    whole: Callable[[Executable], Finding | None] | None = None,
+    whole: Callable[[Walk], Finding | None] | None = None,
 ) -> Finding | None:
     """Runs the kernels one by one until ``look`` finds something in what one of them wrote; at last ``whole`` looks."""
     with fixed_names(graph):
         progress("building")
-        executable = setup.compile(graph)
-        found = _walked(Walk(executable, graph, inputs), look, progress)
-    return whole(executable) if found is None and whole is not None else found
+        walk = Walk(setup.compile(graph), graph, inputs)
+        found = _walked(walk, look, progress)
+    return whole(walk) if found is None and whole is not None else found
 
 
 def _walked(
