@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from graphs import ARCHS, check_all, check_on_gpu, compile_for
+from graphs import ARCHS, check_all, check_on_gpu, compile_for, share
 
 import fusegraph as fg
 from codegen import best_schedule
@@ -124,9 +124,9 @@ FULL = (lambda: graph(16, 512, 128, 128), VARIANTS["dropout"], VARIANTS["bias"])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_compile(arch: str) -> None:
     machine = target(arch)
-    for made in FULL:
+    for number, made in enumerate(FULL):
         spec = next(k.group.lowered.spec for k in plan(made(), Options(target=machine)).kernels)
-        for schedule in thin.schedules(spec, machine):
+        for schedule in share(arch, thin.schedules(spec, machine), number):
             for kernel in compile_for(arch, [made()], choose=taken(schedule)):
                 assert kernel.spill_bytes == 0, (schedule, kernel.name)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import check_on_gpu, leave_out_pass
+from graphs import check_on_gpu, leave_out_pass, share
 from kernel_cases import Case, check_cases
 from test_contraction import epilogues, matmul, transposed
 
@@ -409,7 +409,7 @@ def test_no_spills(arch):
     """The fullest schedules of each kind compile without spills."""
     graphs = [thin(16, 4096, 4096, "bfloat16").graph, thin(16, 4096, 4096, "float16", swapped=True).graph]
     kinds = ("int8", "uint8 zeros", "int4 groups", "float8_e4m3")
-    graphs += [weights(kind, few, 512, 1024) for kind in kinds for few in (1, 16)]
+    graphs += share(arch, [weights(kind, few, 512, 1024) for kind in kinds for few in (1, 16)])
     sources = []
     for number, graph in enumerate(graphs):
         spec = spec_of(graph, arch)

@@ -431,13 +431,12 @@ def test_no_alarm_for_memory_of_other_kinds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [500, 1000])
-def test_many_nodes_take_seconds(nodes: int) -> None:
-    graph = layers(nodes // 4)
-    assert graph.node_count == nodes
+def test_many_nodes_take_seconds() -> None:
+    graph = layers(125)
+    assert graph.node_count == 500
     began = sum(os.times()[:4])  # of this process and the compilers that it starts, whatever else the machine does
     assert first_wrong(graph, random_inputs(graph), SETUP) is None
-    assert sum(os.times()[:4]) - began < 60
+    assert sum(os.times()[:4]) - began < 30
 
 
 @pytest.mark.gpu

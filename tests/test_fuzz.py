@@ -53,7 +53,7 @@ BATCH = 12
 MOST_UNDECIDED = 0.2
 
 FUZZ = settings(
-    max_examples=28,
+    max_examples=18,
     deadline=None,
     derandomize=os.environ.get("FUSEGRAPH_FUZZ") != "random",
     phases=(Phase.explicit, Phase.generate),  # failing graphs are made smaller by `graphs.smaller`
@@ -94,7 +94,7 @@ def test_a_random_graph_of_sizes_that_vary() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(6000, 6064, 8))
+@pytest.mark.parametrize("start", range(6000, 6056, 8))
 def test_random_graphs_of_sizes_that_vary(start: int) -> None:
     check_recipes(varied(range(start, start + 8)))
 
@@ -112,7 +112,7 @@ def test_random_graphs() -> None:
         shares.append(undecided_share(results, [r.build() for r in given]))
 
     some()
-    assert checked >= 300
+    assert checked >= 200
     assert sum(shares) / len(shares) < MOST_UNDECIDED
 
 

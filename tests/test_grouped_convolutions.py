@@ -209,7 +209,7 @@ def random_case(random: Random) -> Case:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_halos(seed):
     random = Random(seed)
-    check_cases([random_case(random) for _ in range(25)], guard=True)
+    check_cases([random_case(random) for _ in range(15)], guard=True)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
@@ -195,7 +196,10 @@ def test_no_kernel_spills(arch: str) -> None:
     graph = graph_of((4096,), 768, 50257, "bfloat16", bias=True, label_smoothing=0.1)
     made = plan(graph, Options(target=target(arch)))
     assert made.memory.size <= 4096 * 50257 * 2 / 8
-    compiled(list({k.source.code: k.source for k in made.kernels}.values()), arch)
+    alike = {}  # kernels of most parts of the columns differ in which columns these are alone
+    for k in made.kernels:
+        alike[k.choice.schedule, re.sub(r"\d+", "", k.source.code.replace(k.name, ""))] = k.source
+    compiled(list(alike.values()), arch)
 
 
 @pytest.mark.gpu

@@ -95,16 +95,16 @@ def supported(test: Any) -> bool:
 @pytest.mark.slow
 def test_mutated_models_end_in_a_graph_or_an_error() -> None:
     """Bytes and parts of models changed, in a process of its own: nothing crashes it, or takes its time or memory."""
-    count, script = 1200, RESULTS.with_name("onnx_mutations.py")
+    count, script = 600, RESULTS.with_name("onnx_mutations.py")
     command = [sys.executable, str(script), "0", str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     ends = json.loads(done.stdout)["ends"]
     assert sum(ends.values()) == count
     assert "an error of pages" not in ends
-    assert ends["run"] > 100
-    assert ends["ModelError"] > 250
-    assert ends["UnsupportedModelError"] > 100
+    assert ends["run"] > 50
+    assert ends["ModelError"] > 125
+    assert ends["UnsupportedModelError"] > 50
 
 
 def test_recorded_results_have_no_failures() -> None:

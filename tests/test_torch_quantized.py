@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from graphs import ARCHS, compile_for, quick  # noqa: E402
+from graphs import ARCHS, compile_for, quick, share  # noqa: E402
 from torch_weights import EIGHT, FEW, ORDERED, K, N, Weight, floats, integers  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
@@ -90,9 +90,10 @@ def test_no_weight_is_written_for_a_gpu(ways: str, rows: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_compile(arch: str) -> None:
-    rows = (4, 512)
-    graphs = [import_module(Products(w), given(m, torch.bfloat16)).graphs[0] for w in WAYS.values() for m in rows]
-    assert [k.name for k in compile_for(arch, graphs, target=target(arch)) if k.spill_bytes] == []
+    modules = [Products(dict(share(arch, [*ways.items()]))) for ways in WAYS.values()]
+    graphs = [import_module(m, given(rows, torch.bfloat16)).graphs[0] for m in modules for rows in (4, 512)]
+    kernels = compile_for(arch, graphs, target=target(arch))
+    assert [k.name for k in kernels if k.spill_bytes] == []
 
 
 def test_numbers_that_an_index_puts_in_order() -> None:
