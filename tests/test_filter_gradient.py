@@ -122,8 +122,8 @@ def test_equal_to_the_reference(in_bands: Any) -> None:
 
 
 @pytest.mark.slow
-def test_every_schedule_of_every_problem(in_bands: Any) -> None:
-    """Every second one in one layout, the others in the other."""
+def test_schedules_of_every_problem(in_bands: Any) -> None:
+    """Every second one of a layout, the even ones or the odd ones: together they have every value of every field."""
     in_bands(1)
     cases = []
     for n in range(len(PROBLEMS)):
