@@ -55,6 +55,7 @@ NEEDED: dict[str, Any] = {
     "negative_slope": 0.1,
     "groups": 2,
     "k": 2,
+    "dtype": "float16",
 }
 Calls = Iterator[tuple[str, Callable[[Any], object]]]
 

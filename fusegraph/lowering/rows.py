@@ -11,6 +11,7 @@ from codegen.declined import Declined
 from codegen.expr import Begin, Index, Load, Operand, Reduced, Reduction, Value, compute_type, literal
 from codegen.rows.schedule import PORTABLE_BLOCKS, clusters_at_once, clusters_of
 from codegen.spec import RowsSpec, Segments, Walk
+from codegen.sizes import dividing
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent
@@ -36,6 +37,8 @@ KEPT_BYTES, LOOKS = 64 << 10, 3
 #: Bytes of such rows that a block reads in a cycle, and a multiprocessor with many blocks, of which it has at most so
 #: many; cycles for which each of them waits, alone or in a cluster.  Fits to the times of norms of channels.
 BLOCK_RATE, COLUMN_RATE, MOST_RESIDENT = 8.0, 33.0, 8
+#: Bytes of an access with which they read so many; with narrower ones it is as much less.
+WIDE_ACCESS = 8
 ALONE, TOGETHER = 2000.0, 4000.0
 #: Columns that are combined beside rows: words of sums in the registers of a block, and the fewest rows of a part.
 MOST_COLUMN_WORDS, LEAST_ROWS = 24 * 1024, 8
@@ -50,11 +53,13 @@ class Parallelism:
     blocks      that it has.
     bytes_each  that each of them reads.
     across      whether neighbouring elements are those of neighbouring rows.
+    access      bytes that a thread may read at once.
     """
 
     blocks: int
     bytes_each: int
     across: bool
+    access: int = WIDE_ACCESS
 
     def cycles(self, target: Target, looks: int) -> float:
         """Returns the cycles that a kernel across rows takes which needs each element so often, clusters included."""
@@ -68,7 +73,8 @@ class Parallelism:
             room = int(2 * KEPT_BYTES / max(each, 1)) if kept else turns
             resident = max(1, min(MOST_RESIDENT, turns, room)) if cluster == 1 else 1
             waits = -(-turns // resident) * (ALONE if cluster == 1 else TOGETHER)
-            walk = turns * each * (1 if kept else looks) / min(COLUMN_RATE, BLOCK_RATE * resident)
+            rate = min(COLUMN_RATE, BLOCK_RATE * resident) * min(1.0, self.access / WIDE_ACCESS)
+            walk = turns * each * (1 if kept else looks) / rate
             again = not kept and looks > 1 and every > target.l2_share(0.5)  # from memory, once at least
             found.append(max(waits + walk, memory * (2 if again else 1)))
         return min(found)
@@ -86,8 +92,11 @@ def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
     results = x.size // max(length, 1)
     if not across:
         return Parallelism(results, length * x.dtype.itemsize, False)
-    width = max(1, min(results * x.dtype.itemsize, COLUMN_BYTES))
-    return Parallelism(results * x.dtype.itemsize // width, length * width, True)
+    width, itemsize = max(1, min(results * x.dtype.itemsize, COLUMN_BYTES)), x.dtype.itemsize
+    beside = min(steps)[1]
+    others = [stride for stride, d in steps if d != beside]
+    access = itemsize * min(dividing(n, max(1, WIDE_ACCESS // itemsize)) for n in (x.shape[beside], *others))
+    return Parallelism(results * itemsize // width, length * width, True, access)
 
 
 def keeps_whole(found: Parallelism, target: Target) -> bool:
