@@ -10,8 +10,8 @@ from codegen.combiners import Combiner
 from codegen.declined import Declined
 from codegen.expr import Begin, Index, Load, Operand, Reduced, Reduction, Value, compute_type, literal
 from codegen.rows.schedule import PORTABLE_BLOCKS, clusters_at_once, clusters_of
-from codegen.spec import RowsSpec, Segments, Walk
 from codegen.sizes import dividing
+from codegen.spec import RowsSpec, Segments, Walk
 from codegen.target import Target
 from fusegraph.graph import Node, Tensor
 from fusegraph.layout import extent
