@@ -22,8 +22,9 @@ from codegen.target import Target
 
 PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
-#: Bytes of a line of the L1 cache; instructions that an access takes as long as of a lane that reads a line of its own.
-LINE_BYTES, SCATTERED = 128, 256.0
+#: Bytes of a line of the L1 cache; instructions that an access takes as long as of a lane that reads a line of its own,
+#: and an asynchronous copy of 4 bytes: a warp's takes 27 cycles, measured of images with channels first in float32.
+LINE_BYTES, SCATTERED, WORD_COPY = 128, 64.0, 100.0
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction
 
 
@@ -163,6 +164,12 @@ class TilePath:
             return loads * 2.0 + lines + places * walk
         work = 1 if self.gather.program is None else 2 + len(self.gather.program.instructions)
         return loads * 3.0 + lines + places * walk + self.piece * work
+
+    @once
+    def busy(self) -> float:
+        """Instructions that a piece takes as long as: where words are copied one by one, more than it has."""
+        by_words = self.copied and self.vector * self.gather.operand.dtype.itemsize == 4
+        return self.effort + (self.piece / self.vector * WORD_COPY if by_words else 0.0)
 
     @property
     def _apart(self) -> int:

@@ -296,7 +296,7 @@ def _busy(parts: TilePaths, s: MmaSchedule, target: Target) -> float:
     products = s.tile_m * cols * s.tile_k / (target.mma * 2 / itemsize)
     filled = (s.tile_m + cols) * s.tile_k * itemsize
     shared = (filled + _fragments(parts, s) * itemsize) / SHARED_RATE
-    pieces = s.tile_m * s.tile_k / parts.a.piece * parts.a.effort + cols * s.tile_k / parts.b.piece * parts.b.effort
+    pieces = s.tile_m * s.tile_k / parts.a.piece * parts.a.busy + cols * s.tile_k / parts.b.piece * parts.b.busy
     # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
     multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
     work = [products, shared, filled / (L2_SHARE * target.l2_rate), (pieces + 32 * multiply) / ISSUE]
