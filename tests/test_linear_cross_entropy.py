@@ -6,6 +6,7 @@ import re
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from kernel_cases import Case, check_cases, families
@@ -221,3 +222,16 @@ def test_on_a_gpu() -> None:
     for mine, other in zip(found, wanted, strict=True):
         scale = float(other.abs().max())
         torch.testing.assert_close(mine.double(), other.detach(), rtol=0.02, atol=0.01 * scale)
+
+
+@pytest.mark.parametrize("classes", [200, 256])
+def test_logits_near_the_largest_float(classes):
+    graph = fg.Graph("large", io_dtype="bfloat16")
+    x, w, target = graph.tensor("x", (128, 64)), graph.tensor("w", (classes, 64)), graph.tensor("t", (128,), "int32")
+    graph.output(graph.linear_cross_entropy(x, w, target, reduction="none")[1], name="log_sums")
+    rows, columns = np.zeros((128, 64), ml_dtypes.bfloat16), np.zeros((classes, 64), ml_dtypes.bfloat16)
+    rows[:, 0], columns[:, 0] = np.where(np.arange(128) % 2, 1, -1), np.linspace(-3.2e38, 3e38, classes)
+    found = graph.compile("cpu", target="h200")(x=rows, w=columns, t=np.zeros(128, np.int32))
+    (log_sums,) = found.values() if isinstance(found, dict) else (found,)
+    expected = np.where(np.arange(128) % 2, columns[:, 0].max(), -columns[:, 0].min()).astype(np.float64)
+    np.testing.assert_allclose(np.asarray(log_sums, np.float64).ravel(), expected, rtol=1e-6)

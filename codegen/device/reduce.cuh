@@ -124,12 +124,6 @@ __device__ __forceinline__ void exp_block(T& most, T& sum, T* most_parts, T* sum
 // exp(x) of an x <= 0 that was rounded: so is the product here, and the result is as exact.
 __device__ __forceinline__ float exp_of_less(float x) { return math::fast_exp2(1.44269504f * x); }
 __device__ __forceinline__ double exp_of_less(double x) { return math::exp(x); }
-// exp(x - most) of an x <= most: rounding the second product changes a logarithm of sums, which is at least `most`, by
-// half a unit in its last place.
-__device__ __forceinline__ float exp_of_less(float x, float most) {
-    return math::fast_exp2(math::fma(1.44269504f, x, -1.44269504f * most));
-}
-__device__ __forceinline__ double exp_of_less(double x, double most) { return math::exp(x - most); }
 
 // The logarithm of the sum of exponentials of a thread's elements: each takes one exponential.  Elements are added one
 // after the other; or, which takes fewer instructions, all are looked at before all are taken.
@@ -143,7 +137,7 @@ struct Exponentials {
         most = x > most ? x : most;
     }
     __device__ __forceinline__ void look(T x) { most = Max::of(most, x); }
-    __device__ __forceinline__ void take(T x) { sum += exp_of_less(x, shift(most)); }
+    __device__ __forceinline__ void take(T x) { sum += exp_of_less(x - shift(most)); }
     __device__ __forceinline__ operator T() const { return most + math::log(sum); }
 };
 template <class Op, class T>
