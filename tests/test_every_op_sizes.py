@@ -23,7 +23,7 @@ LEFT = {"sdpa packed", "linear_cross_entropy"}
 CHECKED = [name for name in CASES if name not in LEFT]
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CHECKED]
 #: One in so many cases is also run on kernels for Hopper, and compiled by NVRTC.
-SOME = 8
+SOME = 16
 
 
 def plans(name: str, target: str) -> SizedPlan:

@@ -53,7 +53,7 @@ BATCH = 12
 MOST_UNDECIDED = 0.2
 
 FUZZ = settings(
-    max_examples=18,
+    max_examples=17,
     deadline=None,
     derandomize=os.environ.get("FUSEGRAPH_FUZZ") != "random",
     phases=(Phase.explicit, Phase.generate),  # failing graphs are made smaller by `graphs.smaller`
@@ -78,7 +78,7 @@ def test_random_graphs_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pointwise_schedule, pointwise_vectors):
         monkeypatch.setattr(module, "THREADS", 32)
     monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1 / 132)
-    for batch in batches(range(1000, 1048)):
+    for batch in batches(range(1000, 1032)):
         check_recipes(batch)
 
 
@@ -94,7 +94,7 @@ def test_a_random_graph_of_sizes_that_vary() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(6000, 6056, 8))
+@pytest.mark.parametrize("start", range(6000, 6040, 8))
 def test_random_graphs_of_sizes_that_vary(start: int) -> None:
     check_recipes(varied(range(start, start + 8)))
 
@@ -152,7 +152,7 @@ def check_same_bits(recipe: Recipe, one: Executable, other: Executable) -> None:
 def test_strict_gives_the_bits_of_unfused_kernels() -> None:
     """Fused in strict mode and one kernel a node: the same bits, NaN aside, for graphs of pointwise nodes."""
     kernels = [0, 0]
-    for batch in batches(range(5000, 5072), themes=("pointwise",)):
+    for batch in batches(range(5000, 5048), themes=("pointwise",)):
         graphs = [recipe.build() for recipe in batch]
         fused = [CpuExecutable(g, Options(strict=True), lazy=True) for g in graphs]
         alone = [CpuExecutable(g, Options(strict=True), fusion=False, lazy=True) for g in graphs]

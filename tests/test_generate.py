@@ -265,7 +265,7 @@ def test_a_step_copies_no_cache_and_reads_what_is_filled(example: ModuleType) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{"top_k": 3}, {"top_k": 20, "top_p": 0.5}], ids=str)
+@pytest.mark.parametrize("how", [{"top_k": 20, "top_p": 0.5}], ids=str)
 def test_tokens_are_drawn_in_the_graph(how: dict[str, Any], example: ModuleType, tmp_path: Path) -> None:
     """The same ones for a seed, others for another; all of the likeliest three, and no others, or of those that have
     a share of the probability together.

@@ -226,7 +226,7 @@ def test_random_weights(every: list[Case]) -> None:
 
 
 @pytest.mark.slow
-@settings(HOW, max_examples=14)
+@settings(HOW, max_examples=10)
 @given(st.lists(cases(), min_size=12, max_size=12))
 def test_many_random_weights(every: list[Case]) -> None:
     check(every)
@@ -239,7 +239,7 @@ def test_random_weights_stay_as_they_are_stored(case: Case, most: int, machine: 
 
 
 @pytest.mark.slow
-@settings(HOW, max_examples=150)
+@settings(HOW, max_examples=80)
 @given(cases(), st.sampled_from(MOST_ROWS), st.sampled_from(MACHINES))
 def test_many_random_weights_stay_as_they_are_stored(case: Case, most: int, machine: str) -> None:
     check_plan(replace(case, rows=max(case.rows, most)), machine)
