@@ -54,6 +54,7 @@ def taken(schedule: AttentionThinSchedule) -> Any:
     return choose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", thin.CLUSTERS)
 def test_every_schedule(cluster: int) -> None:
     options, made = Options(target=H200), []
@@ -112,6 +113,7 @@ def test_variants_have_this_form(name: str) -> None:
     assert thin_ones(VARIANTS[name]()) == 1
 
 
+@pytest.mark.slow
 def test_variants() -> None:
     check_all([make() for make in VARIANTS.values()], arch="h200")
 

@@ -45,6 +45,7 @@ def with_queries(count: int) -> Any:
 SIZES = ((49, 70, 32, 32), (33, 31, 13, 5), (5, 64, 6, 36), (64, 33, 64, 64), (1, 1, 4, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", quick("float32", "float64"))
 def test_every_schedule(dtype: str) -> None:
     for count in simt.QUERIES:

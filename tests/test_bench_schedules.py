@@ -114,6 +114,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_compiled", lambda job: (job.kernel, job.schedule))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, here: None) -> None:
     file, failed = tmp_path / "schedules.json", []
     made = Measurements(H200, 3, file)
@@ -138,6 +139,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, here: None) -> None:
     assert not Measurements(target("a100"), 3, file).rows
 
 
+@pytest.mark.slow
 def test_regret(tmp_path: Path, here: None) -> None:
     file = tmp_path / "schedules.json"
     made = Measurements(H200, 3, file)

@@ -147,6 +147,7 @@ def blocks(numbers: Any, shape: tuple[int, ...]) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_dequantised_numbers(grid: Any) -> None:
     shape, scaled, zeros = grid

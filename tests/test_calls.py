@@ -450,6 +450,7 @@ def every_double() -> None:
         function()
 
 
+@pytest.mark.slow
 def test_with_the_double() -> None:
     assert run_double("test_calls", "every_double").split() == [f.__name__ for f in DOUBLES]
 

@@ -77,6 +77,7 @@ def test_no_compiler(write, tell, monkeypatch):
     assert (status, told["error"]["type"]) == (2, "ToolchainError")
 
 
+@pytest.mark.slow
 def test_a_cache_folder_that_cannot_be_used(write, tmp_path, capsys, monkeypatch):
     """It is said in one line, and the command does its work."""
     monkeypatch.setenv("FUSEGRAPH_CACHE_DIR", write("a file", "cache"))

@@ -67,6 +67,7 @@ def are_thin(made: Sequence[Any]) -> bool:
 # ---- schedules
 
 
+@pytest.mark.slow
 def test_every_schedule():
     cases = []
     for number, (tile, warps, pieces) in enumerate(itertools.product((16, 32, 48), (1, 2, 4, 8, 16), (1, 2, 4, 8))):
@@ -170,6 +171,7 @@ MORE = ("uint8", "float8_e4m3", "float8_e5m2", "int8 groups", "float8_e4m3 group
 FEW = ((1, 40, 256), (5, 33, 96), (16, 16, 512))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MORE)])
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_weights_of_few_bits(kind, dtype):
@@ -212,6 +214,7 @@ def four_bits(kind: dt.DType, bits: Any) -> Any:
     return codes.view(kind.numpy) if kind.is_float else codes.astype(kind.numpy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("offset", [0, 8, -3, 121])
 def test_every_code_of_four_bits(dtype, offset):
@@ -232,6 +235,7 @@ def test_every_code_of_four_bits(dtype, offset):
     check_cases(cases)
 
 
+@pytest.mark.slow
 def test_the_order_of_terms():
     """Whatever else is read for a term comes in the order of the codes: sums of small integers are exact."""
     rng = np.random.default_rng(5)
@@ -352,6 +356,7 @@ def test_integers_wrap_around():
     assert are_thin(check_cases(cases))
 
 
+@pytest.mark.slow
 def test_one_kernel_for_all_sizes():
     rows, width = fg.Dim("rows", max=16), fg.Dim("width", max=4096, multiple_of=8)
     graph = fg.Graph("sizes")

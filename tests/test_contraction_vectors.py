@@ -46,6 +46,7 @@ def through_registers(spec: ContractionSpec) -> SimtSchedule:
 LARGEST = RINGS[0].tile
 
 
+@pytest.mark.slow
 def test_rings():
     """Ragged rows and columns, reductions that end within a stage or before the ring is full, every transposition."""
     everything = epilogues()["everything"]

@@ -197,6 +197,7 @@ def same(result: np.ndarray, expected: np.ndarray, target: dt.DType) -> np.ndarr
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", dt.ALL, ids=str)
 def test_device_conversions_equal_the_references(device_convert: ctypes.CDLL, source: dt.DType) -> None:
     values = sample(source)

@@ -86,6 +86,7 @@ def test_images_in_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.kind, found.node, found.alone) == ("differs", "f1", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("against", ["unfused", "torch"])
 def test_against_others(monkeypatch: pytest.MonkeyPatch, against: str) -> None:
     """Where kernels of one node are just as wrong, only torch tells; other bounds add up to little."""

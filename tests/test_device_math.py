@@ -386,6 +386,7 @@ def compile_conversions(arch: str) -> tuple[str, bytes]:
     return nvrtc_compile(source, f"--gpu-architecture={arch}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
 @pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_nvrtc_compiles_every_expression(arch: str, approximate: bool) -> None:

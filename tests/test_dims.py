@@ -223,6 +223,7 @@ def long_attention(graph: fg.Graph) -> None:
     graph.output(graph.sdpa(q, k, v, use_causal_mask=True), name="y")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "write", [*GRAPHS, pytest.param(long_attention, marks=pytest.mark.slow)], ids=lambda f: f.__name__
 )

@@ -49,6 +49,7 @@ def test_cases_have_every_op() -> None:
     assert {node.op.name for name in CASES for node in build(name).nodes} == set(TABLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_all_sizes_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_sizes(name, None, 4, monkeypatch)

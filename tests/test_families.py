@@ -195,6 +195,7 @@ def asked(function: ast.AST) -> set[str]:
 GENERIC = ("codegen/__init__", "codegen/families", "codegen/family", "codegen/schedule", "fusegraph/lowering/__init__")
 
 
+@pytest.mark.slow
 def test_there_is_no_ladder() -> None:
     for name in GENERIC:
         assert not asked(ast.parse((ROOT / f"{name}.py").read_text())), name

@@ -87,6 +87,7 @@ def sources(graphs: list[fg.Graph], arch: str) -> list[KernelSource]:
     return list(made.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", quick("sm_90a", "sm_80"))
 def test_kernels_of_elements_compile(far: None, arch: str) -> None:
     found = sources(list(elements()), arch)

@@ -228,6 +228,7 @@ ON_KERNELS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_KERNELS)
 def test_on_kernels(name):
     plain = {"paged": None, "biased": False, "blocks": False, "left": None, "right": 0}

@@ -162,6 +162,7 @@ def test_heads(heads):
     run("reference", [(0, 0), (0, 3)], heads)  # no query at all
 
 
+@pytest.mark.slow
 def test_on_kernels():
     for x in run("cpu", LENGTHS, **GAPS["with gaps, each another one"]).values():
         assert x.untouched()

@@ -208,6 +208,7 @@ def with_logits(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleT
 KINDS = ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in CONFIGS if kind != "llama")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_tokens(kind: str, with_logits: ModuleType, tmp_path: Path) -> None:
     """A prompt of several pieces, then token by token; the likeliest tokens are NumPy's, and logits are as exact as

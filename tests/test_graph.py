@@ -399,6 +399,7 @@ ODD_NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_odd_names_become_c() -> None:
     """Tensors, nodes, outputs and graphs of such names: ASCII source that compiles and computes the right thing."""
     graphs = []

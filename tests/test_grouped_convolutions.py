@@ -55,6 +55,7 @@ WIDTHS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_groups_of_any_width_come_by_tma(dtype):
     tf32 = {"compute_dtype": "tf32"} if dtype == "float32" else {}
@@ -130,6 +131,7 @@ def test_halos(dtype):
     check_cases(cases, guard=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", quick(2, 1))
 def test_halos_of_warpgroups(stages):
     random, how = Random(stages), {"wgmma": True, "stages": stages}
@@ -176,6 +178,7 @@ PHASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_halos_of_phases(dtype):
     """Every phase of a strided convolution's gradient has taps of its own, and sees no others."""

@@ -229,6 +229,7 @@ def faults(calls: Calls, values: Mapping[str, Callable[[], Any]], parts: int = 1
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda s: s.__name__)
 def test_values(sweep: Callable[[bool], Calls]) -> None:

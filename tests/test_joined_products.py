@@ -66,6 +66,7 @@ def coded(bits: int, *, scaled: str) -> Any:
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "scaled"), [(4, "rows"), (8, "groups"), *slow((8, "rows"), (4, "groups"))])
 def test_products_of_codes_are_joined(bits: int, scaled: str) -> None:
     """What is packed are codes and scales, one behind another: not the numbers that they stand for."""

@@ -52,6 +52,7 @@ def _sort(n: Sequence[str]) -> fg.Graph:
     return g
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [_scan, _rows, _pool, *quick(_sort, _product, _attention)])
 def test_tensors_may_have_the_names_of_the_kernels_own_variables(build: Callable[[Sequence[str]], fg.Graph]) -> None:
     (kernel, *_) = plan(build("pqrs")).kernels

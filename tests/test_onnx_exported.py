@@ -39,6 +39,7 @@ EXPORTED: dict[str, tuple[Callable[[], Any], tuple[int, ...], int, int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EXPORTED)
 def test_exported_networks(case: str, tmp_path: Path) -> None:
     make, shape, opset, count = EXPORTED[case]

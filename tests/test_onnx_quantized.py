@@ -198,6 +198,7 @@ def test_groups_that_an_index_names() -> None:
     check(proto, given, rows(3, 60), 16)
 
 
+@pytest.mark.slow
 def test_numbers_of_rows_that_vary() -> None:
     proto, given = n_bits(("rows", 64), 8, 32, 4, "packed")
     executable = built(proto).compile("cpu")

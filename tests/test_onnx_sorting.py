@@ -141,6 +141,7 @@ def test_unique_of_a_size(order, size):
         np.testing.assert_array_equal(results[3][count:], 0)
 
 
+@pytest.mark.slow
 def test_non_max_suppression_of_a_size():
     boxes, scores = _RNG.random((2, 9, 4)).astype(np.float32), _RNG.random((2, 2, 9)).astype(np.float32)
     scores[0, 0, 3] = -np.inf

@@ -88,6 +88,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], Callable[[Any], Callable[[Any], Any]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "clip"), [*((name, None) for name in CASES), ("momentum", 2.0), ("adamw", 1e6)])
 def test_steps_are_torchs(name: str, clip: float | None) -> None:
     rule, how, theirs = CASES[name]

@@ -44,6 +44,7 @@ def _by_nodes(g: fg.Graph, inputs: dict[str, Array]) -> dict[fg.Tensor, Array]:
     return {t: values[parts.counterparts[t]] for t in g.outputs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", *quick("float64", "float32", "float16")])
 @pytest.mark.parametrize("scale", quick(300, 1))
 def test_the_nodes_are_what_is_meant(dtype: str, scale: int) -> None:

@@ -109,6 +109,7 @@ def test_casts_to_every_type(dtype: dt.DType) -> None:
         assert found.dtype == target.numpy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", EACH)
 def test_casts_from_every_type(target: dt.DType) -> None:
     rng = np.random.default_rng(0)

@@ -378,6 +378,7 @@ def test_threads() -> None:
 # ---- models
 
 
+@pytest.mark.slow
 def test_a_compiled_model_follows_its_parameters() -> None:
     torch = pytest.importorskip("torch")
     import fusegraph.torch

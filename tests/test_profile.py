@@ -208,6 +208,7 @@ def double_ranges() -> None:
     assert f"fusegraph.profile > chain > {told[-1].rpartition(' > ')[2]}" in told
 
 
+@pytest.mark.slow
 def test_ranges_of_kernels_against_a_double_of_the_driver() -> None:
     run_double("test_profile", "double_ranges")
 

@@ -66,6 +66,7 @@ def run(executable: Any, kind: dt.DType) -> tuple[Any, Any]:
     return found, wide["x"] @ (w if across else w.T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zeros", [False, True], ids=["scales", "zeros"])
 @pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
 @pytest.mark.parametrize("kind", EACH)
@@ -197,6 +198,7 @@ def pair(bits: int, rows: int, scaled: str, zero: bool) -> Any:
     return g
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "scaled"), [(8, "groups"), (4, "none"), *slow((8, "all"), (8, "none"), (4, "groups"), (4, "all"))]
 )

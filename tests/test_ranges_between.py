@@ -88,6 +88,7 @@ def sizes_within(range_: Range, rng: random.Random) -> dict[str, int]:
     return {name: rng.choice((low, high, rng.randint(low, high))) for name, (low, high) in range_.bounds.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", quick("h200", "portable"))
 @pytest.mark.parametrize("write", WRITERS, ids=lambda f: f.__name__)
 def test_kernels_are_the_same_at_all_sizes_of_their_range(

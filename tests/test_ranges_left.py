@@ -120,6 +120,7 @@ def scores(least: int, most: int) -> fg.Graph:
     return graph
 
 
+@pytest.mark.slow
 def test_sizes_with_partitions_of_their_own_are_planned_by_themselves() -> None:
     planned = plan_ranges(scores(3, 6), Options())
     assert planned.by_size == []

@@ -43,6 +43,7 @@ def command(name: str) -> list[str]:
     return found[1].splitlines()
 
 
+@pytest.mark.slow
 def test_generated_parts_are_current() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "readme.py"))
     pages = tool["pages"]()

@@ -84,6 +84,7 @@ def find(driver: Any, words: str) -> None:
     driver.switch_to.active_element.send_keys(words, Keys.ENTER)
 
 
+@pytest.mark.slow
 def test_a_page_asks_nothing_of_the_network(page):
     loaded = page.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
     assert [name for name in loaded if not name.startswith("data:")] == []

@@ -259,6 +259,7 @@ def built(make: Any, io: str = "float32") -> fg.Graph:
     return g
 
 
+@pytest.mark.slow
 def test_what_is_fused() -> None:
     graphs = [built(make) for make in FUSED]
     assert [len(plan(g).kernels) for g in graphs] == list(FUSED.values())

@@ -60,6 +60,7 @@ def test_every_way_to_combine(op: str) -> None:
     assert undecided_share(results, graphs) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", SCANS)
 def test_against_torch(op: str) -> None:
     """NaN, infinities of either sign and equal elements, in rows that several warps share."""

@@ -111,6 +111,7 @@ def check_bits(graph: fg.Graph, made: CpuExecutable, axis: int, descending: bool
     np.testing.assert_array_equal(bits(found["values"]), bits(values), err_msg=graph.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", quick_dtypes(dt.ALL, "float32", "float8_e4m3", "int64", "bool"))
 def test_every_dtype_bit_by_bit(dtype: dt.DType) -> None:
     """NaN behind (or in front), zeros of both signs and all that is equal in the order in which it was."""

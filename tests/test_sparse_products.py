@@ -187,6 +187,7 @@ def chooser(kind: str, machine: Target) -> Chooser:
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("preferred")
 @pytest.mark.parametrize("kind", ["split", "pingpong", *quick("doubled", "two", "three")])
 def test_schedules_of_every_kind(kind: str) -> None:

@@ -97,6 +97,7 @@ def hopper(graph: Graph) -> Case:
     return Case(graph, arch="sm_90a", check=on_hopper)
 
 
+@pytest.mark.slow
 def test_parts_in_every_form(in_parts):
     in_parts(2)
     check_cases(

@@ -191,6 +191,7 @@ def test_what_kernels_compute_is_what_statements_say() -> None:
 # ---- the builder's forms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", ["float32", "bool", "float8_e4m3", *quick("uint64", "float16", "bfloat16", "float64", "int8")]
 )

@@ -71,6 +71,7 @@ WRITES: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", WRITES)
 def test_caches_are_written_where_they_lie(how: str, made: list[KernelExecutable[Any]]) -> None:
     def step(cache: Any, at: Any, x: Any, w: Any) -> Any:
@@ -115,6 +116,7 @@ def random_program(seed: int) -> Callable[..., Any]:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 20))])
 def test_random_programs(seed: int, made: list[KernelExecutable[Any]]) -> None:
     with torch.no_grad():
@@ -188,6 +190,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", quick("AdamW", "SGD", "RMSprop"))
 def test_torchs_optimizers(which: str, made: list[KernelExecutable[Any]]) -> None:
     """A kernel writes a weight and what is kept for it, where they lie."""

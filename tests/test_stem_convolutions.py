@@ -64,6 +64,7 @@ def test_stems(dtype):
     check_cases(cases, guard=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "wgmma"), [(False, False), (True, True), *slow((True, False))])
 def test_stems_of_float32(parts, wgmma):
     """They are rounded to tf32, or multiplied in parts."""

@@ -59,6 +59,7 @@ def test_what_knows_a_machine_is_found(text: str) -> None:
     assert offences(text)
 
 
+@pytest.mark.slow
 def test_cost_models_and_passes_know_no_machine() -> None:
     assert len(PLANNING) > 100
     found = {str(path.relative_to(ROOT)): offences(path.read_text()) for path in PLANNING}

@@ -100,6 +100,7 @@ def test_attention_that_hands_seeds_to_its_gradient_is_torchs(kernel: str) -> No
     assert [node.op.name for graph in imported.graphs for node in graph.nodes] == ["mul"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, *quick(torch.bfloat16, torch.float64)])
 def test_rows_that_a_finite_mask_hides_whole(dtype: Any) -> None:
     """Scores of the least number are alike: such a row has the mean of the values, and no gradient is NaN."""

@@ -162,6 +162,7 @@ def _call_on_scalars(operator: Any, dim: int) -> Callable[..., Any]:
     return lambda *tensors: operator(*[value if n is None else tensors[n] for n, value in args], **kwargs)
 
 
+@pytest.mark.slow
 def test_tensors_of_no_dimension_along_one() -> None:
     """Every operator of the table that takes a dim works on tensors of rank 0, wherever torch does."""
     tensors = torch.tensor(0.75), torch.tensor(1.5), torch.tensor(0)

@@ -64,6 +64,7 @@ def check(ways: Mapping[str, Weight], rows: int, dtype: Any, packed: int = 0) ->
         assert bool(((y.double() - expected).abs() <= bound).all()), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ways", quick("fewer bits", "8 bits"))
 def test_numbers(ways: str) -> None:
     check(WAYS[ways], 3, torch.bfloat16)
@@ -145,6 +146,7 @@ def test_scaled_products_of_8_bit_floats() -> None:
         torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(y.dtype).eps, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_scaled_blocks_of_8_bit_floats() -> None:
     """1x128 on the left, 128x128 or 1x128 on the right, in the orders in which torch takes them."""
     f, call = torch.nn.functional, torch.ops.aten._scaled_mm.default

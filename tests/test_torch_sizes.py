@@ -91,6 +91,7 @@ def _reasons() -> list[str]:
     return [report.by_size for report in fusegraph.torch.report()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learns", quick(True, False))
 def test_numbers_are_constants_until_they_change(learns: bool) -> None:
     class Scaled(torch.nn.Module):  # type: ignore[misc]
@@ -143,6 +144,7 @@ def test_pooled_sizes_are_traced_once() -> None:
     assert _reasons() == [""]
 
 
+@pytest.mark.slow
 def test_interpolation_is_for_all_sizes() -> None:
     function = lambda x: torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear") + 1  # noqa: E731
     compiled = torch.compile(function, backend="fusegraph", dynamic=True)
@@ -170,6 +172,7 @@ def _exported(doubled: bool) -> Any:
     return torch.export.export(Two(doubled), (torch.randn(5, 8), torch.randn(6, 7)), dynamic_shapes=shapes)
 
 
+@pytest.mark.slow
 def test_open_sizes_of_exported_programs_are_dims(capsys: Any) -> None:
     made = import_program(_exported(doubled=False))
     (graph,) = made.graphs
@@ -297,6 +300,7 @@ def test_one_compilation_is_for_all_sizes(name: str) -> None:
     assert not any(_reasons())
 
 
+@pytest.mark.slow
 def test_sizes_that_may_divide_by_nothing_are_compiled_when_they_come() -> None:
     """torch writes the size of such a reshape as a quotient by another, which nothing says is not 0."""
     function = lambda x: torch.nn.functional.pad(x, (0, -x.shape[1] % 8)).reshape(x.shape[0], -1, 8).sum(1)  # noqa: E731

@@ -37,6 +37,7 @@ def some(dtype: str, *shape: int) -> Any:
     return torch.tensor(values)[torch.randint(len(values), shape)].to(kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [d if d in QUICK else pytest.param(d, marks=pytest.mark.slow) for d in DTYPES])
 def test_every_dtype(dtype: str) -> None:
     """What torch's result is defined to be: all of a stable sort, the values of what is taken of equal ones."""

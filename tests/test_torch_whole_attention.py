@@ -58,6 +58,7 @@ def compared(call: Callable[..., Any], given: list[Any], *, gradients: bool) -> 
     return fusegraph.torch.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "how", "gradients"),
     [
@@ -97,6 +98,7 @@ def test_what_the_operator_does_not_take_goes_torchs_way() -> None:
     compared(lambda *x: sdpa(*x).view(BATCH * HEADS, ROWS, DEPTH), [x.contiguous() for x in (q, k, v)], gradients=False)
 
 
+@pytest.mark.slow
 def test_attention_inside_torchs_functions_stays_whole() -> None:
     """torch's tracer does not look into multi_head_attention_forward."""
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0, batch_first=True)

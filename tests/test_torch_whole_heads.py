@@ -65,6 +65,7 @@ def check(call: Call, given: list[Any], *, whole: bool = True, tolerance: float 
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [{}, {"reduction": "none", "label_smoothing": 0.2}, {"reduction": "sum", "ignore_index": 3}],
