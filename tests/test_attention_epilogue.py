@@ -68,6 +68,7 @@ def test_results_are_one_kernel(arch: str) -> None:
     check_all(graphs, arch=arch)
 
 
+@pytest.mark.slow
 def test_what_is_left_behind() -> None:
     def families(g: fg.Graph) -> list[str]:
         return [x.family for x in plan(g).partition.groups if x.family != "view"]

@@ -33,6 +33,7 @@ def kernels() -> list[Any]:
     return merged([kernels_of(source, H200, "cpu") for source in SOURCES])
 
 
+@pytest.mark.slow
 def test_kernels_of_cases_survive_json(kernels: list[Any]) -> None:
     assert len({k.key for k in kernels}) == len(kernels) >= len(SOURCES)
     for kernel in kernels:

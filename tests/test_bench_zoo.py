@@ -30,6 +30,7 @@ from fusegraph.bench.zoo.run import Figures, Row, Task, Zoo, row_from_data, task
 from fusegraph.plan import plan
 
 
+@pytest.mark.slow
 def test_jobs_that_fail_crash_or_take_too_long_are_told() -> None:
     found = dict(each(math.sqrt, [4.0, -1.0, 9.0], 2, 60.0))
     assert (found[4.0], found[9.0]) == (2.0, 3.0)

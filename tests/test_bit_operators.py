@@ -73,6 +73,7 @@ def test_floats_have_no_bits(body: Any) -> None:
         body(g.tensor("x", (4,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
 def test_bitcast_keeps_the_bits(bits: int) -> None:
     every = [d for d in dt.ALL if d.bits == bits and not d.is_bool]

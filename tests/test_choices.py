@@ -165,6 +165,7 @@ def kernels(found: Plan) -> list[str]:
     return sorted(repr((k.group.lowered.spec, k.choice.schedule)) for k in found.kernels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", GRAPHS)
 def test_what_was_weighed_is_listed_and_can_be_settled(what: str) -> None:
     graph = GRAPHS[what]()

@@ -89,6 +89,7 @@ def compared(tree: ast.Module) -> Iterator[ast.Compare]:
                 yield node
 
 
+@pytest.mark.slow
 def test_nothing_else_compares_names() -> None:
     root = Path(codegen.__file__).parents[1]
     found = []

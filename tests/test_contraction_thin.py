@@ -111,6 +111,7 @@ def test_what_it_is_not_for():
 # ---- types
 
 
+@pytest.mark.slow
 def test_types():
     pairs = [*itertools.product((*FLOATS, "int8"), repeat=2), ("uint8", "int8"), ("bool", "uint8")]
     cases = [thin(5, 24, 192, a, b, swapped=number % 2 == 1) for number, (a, b) in enumerate(pairs)]

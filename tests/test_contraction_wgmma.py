@@ -312,6 +312,7 @@ CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_convolutions():
     check_cases(
         hopper(

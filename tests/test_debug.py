@@ -335,6 +335,7 @@ def test_code_of_assignments() -> None:
     assert _bytes_of(graph, given) == _bytes_of(again, given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", quick("index", "slice"))
 def test_a_wrong_assignment_has_a_reproducer(
     where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

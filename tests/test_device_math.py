@@ -214,6 +214,7 @@ def failure(
     return [f"{variant.symbol}: {given} gives {result[i]!r}, not {expected[i]!r}: {error[i]:.3g} ulps, {bound} allowed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.symbol)
 def test_expression_on_the_host(host: ctypes.CDLL, variant: Variant) -> None:
     arrays = operands(variant)
@@ -221,6 +222,7 @@ def test_expression_on_the_host(host: ctypes.CDLL, variant: Variant) -> None:
     assert not failures, failures[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.dtype == dt.float32], ids=lambda v: v.symbol)
 def test_approximate_expression_on_the_host(host_approximate: ctypes.CDLL, variant: Variant) -> None:
     arrays = operands(variant)
@@ -411,6 +413,7 @@ def test_nvrtc_assembles_every_expression(arch: str, approximate: bool) -> None:
     assert cubin.startswith(b"\x7fELF")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", QUICK_ARCHS)
 def test_nvrtc_assembles_every_conversion(arch: str) -> None:
     """To machine code, and with the hardware's 8-bit conversions where there are any."""

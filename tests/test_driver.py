@@ -272,6 +272,7 @@ kept: list[Any]
 DOUBLES = [name for name in dict(globals()) if name.startswith("double_")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", quick(DOUBLES[:1], DOUBLES[1:]), ids=["first", "others"])
 def test_with_the_double(names: list[str]):
     run_double("test_driver", *names)

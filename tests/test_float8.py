@@ -118,6 +118,7 @@ def test_infinities_of_arithmetic_stay() -> None:
 # ---- front doors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", EACH)
 def test_casts_are_torchs(dtype: dt.DType) -> None:
     torch = pytest.importorskip("torch")

@@ -116,6 +116,7 @@ def test_norms_come_back(name):
     returned(graph_of(NORMS[name], (2, 8, 3, 5), "float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", quick(range(165), range(165, 330)), ids=str)
 def test_random_graphs_come_back(seeds):
     """Those that our lowering has words for.  Left out: results that are rounded to few bits and read again, of which

@@ -47,6 +47,7 @@ def embeddings(dtype: str, width: int, index: str = "int64") -> list[fg.Graph]:
     return graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", quick("bfloat16", "float32", "float64"))
 def test_reduced_rows_are_gathered(dtype: str) -> None:
     for width in (8, 72, 7, 1):

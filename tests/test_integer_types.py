@@ -64,6 +64,7 @@ def test_pointwise(dtype: dt.DType) -> None:
     assert_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", EACH)
 def test_reductions_scans_and_products(dtype: dt.DType) -> None:
     x, w = values(dtype, (37, 70), 0), values(dtype, (70, 9), 1)

@@ -54,6 +54,7 @@ def halves() -> fg.Graph:
     return g
 
 
+@pytest.mark.slow
 def test_results_are_right() -> None:
     graphs = [
         instance_norm(layout, added=added, dtype=dtype, size=size, after=after)

@@ -428,6 +428,7 @@ def test_wide_tables(dtype: str) -> None:
     assert not {"joined 63 33", "padded [0, (3, 5)]", "gathered columns"} & vectors
 
 
+@pytest.mark.slow
 def test_tables_are_read_before_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few threads a block, these small tensors have several vectors in flight a thread, as large ones have."""
     for module in (schedule, vectors):

@@ -123,6 +123,7 @@ def test_transforms_of_any_length() -> None:
     agree(list(transforms(((1, None), (2, None), (7, None), (12, 5), (9, 16)))))
 
 
+@pytest.mark.slow
 def test_transforms_that_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of lengths with divisors: 30 = 5 * 6, 36 = 6 * 6, 26 = 2 * 13, whose 13 is one matrix again."""
     monkeypatch.setattr(fourier, "WHOLE", 4)

@@ -376,6 +376,7 @@ def test_quantised_results(columns: int) -> None:
     assert planned(made)[0] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["up", "down", "nearest"])
 @pytest.mark.parametrize("source", ["float32", "float16"])
 def test_powers_of_two(source: str, mode: str) -> None:

@@ -138,6 +138,7 @@ def test_lion() -> None:
         np.testing.assert_allclose(kept[f"w{n} momentum"], moments[n], rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_muon() -> None:
     shapes = ((33, 7), (12, 40), (0, 3))
     torch = pytest.importorskip("torch")

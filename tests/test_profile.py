@@ -162,6 +162,7 @@ def double_profile() -> None:
     assert not p.estimated
 
 
+@pytest.mark.slow
 def test_measurements_against_a_double_of_the_driver() -> None:
     run_double("test_profile", "double_profile")
 

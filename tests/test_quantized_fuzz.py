@@ -219,6 +219,7 @@ def check_plan(case: Case, machine: str) -> None:
 HOW = settings(deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @settings(HOW, max_examples=2)
 @given(st.lists(cases(), min_size=8, max_size=8))
 def test_random_weights(every: list[Case]) -> None:

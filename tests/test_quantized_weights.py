@@ -154,6 +154,7 @@ def test_products_with_several_weights_are_joined_as_codes() -> None:
     check_all([g])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uint4", *quick("float4_e2m1", "int4", "uint2")])
 def test_layers_that_are_alike_stay_as_they_are_stored(kind: str) -> None:
     """Common subexpressions make the shifts of all their bytes one tensor, as large as a weight: nothing reads it."""

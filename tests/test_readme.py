@@ -129,6 +129,7 @@ def damaged(before: str, after: str) -> CpuExecutable:
     return made
 
 
+@pytest.mark.slow
 def test_the_cpu_catches_the_mistakes_that_the_page_tells_of() -> None:
     sound, unfenced, uncounted, unannounced = made = [
         damaged("gelu", "gelu"),

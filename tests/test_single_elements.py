@@ -90,6 +90,7 @@ def test_no_elements_are_none_to_combine() -> None:
     check_all([_made(lambda g, x: g.reduction(x, axes=(1,)), (0, 1, 3)), _made(lambda g, a, b: a @ b, (0, 1), (1, 4))])
 
 
+@pytest.mark.slow
 def test_values() -> None:
     check_all(SINGLE + OTHERS)
 

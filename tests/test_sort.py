@@ -140,6 +140,7 @@ def test_sizes_of_long_rows(rows: int) -> None:
     check_all([sort_of((n, rows), 0, "float64") for n in lengths])
 
 
+@pytest.mark.slow
 def test_the_first_of_long_rows() -> None:
     """Few are selected of runs and again of what is left; many are merged, no more of them than are kept."""
     most = longest("float")
@@ -159,6 +160,7 @@ def test_axes_and_layouts() -> None:
     check_all(graphs, inputs=special)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_any_graph(data: st.DataObject) -> None:

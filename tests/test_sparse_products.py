@@ -101,6 +101,7 @@ def test_ragged_layers(shape: tuple[int, int, int]) -> None:
     assert result.ok, result
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("preferred")
 def test_every_kind_of_layer() -> None:
     graphs = [
@@ -138,6 +139,7 @@ def test_no_parameter_is_pruned_in_every_call() -> None:
     assert sparse(plan(layer(64, 64, 128), Options(target=target("h200"), prepack=0))) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("preferred")
 def test_a_block_of_layers() -> None:
     g = fg.Graph("block", io_dtype="bfloat16")
@@ -151,6 +153,7 @@ def test_a_block_of_layers() -> None:
     are_right(made)
 
 
+@pytest.mark.slow
 def test_sizes_that_vary_multiply_zeros() -> None:
     g = fg.Graph("varies", io_dtype="bfloat16")
     x, w = g.tensor("x", (fg.Dim("n", 1, 64), 64)), g.tensor("w", (24, 64), parameter=True)

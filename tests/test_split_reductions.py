@@ -159,6 +159,7 @@ def test_norms_of_channels(shape: tuple[int, ...], kernels: int, back: bool) -> 
     assert first.grid[0] >= 16
 
 
+@pytest.mark.slow
 def test_clusters_of_strips_are_right() -> None:
     graphs = [channels_norm((3, 20, 19, 21), dtype, back=back) for dtype in ("float32", "bfloat16") for back in (0, 1)]
     g = fg.Graph("softmax of columns")

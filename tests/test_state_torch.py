@@ -215,6 +215,7 @@ def test_torchs_optimizers(which: str, made: list[KernelExecutable[Any]]) -> Non
     assert sum("param_groups_0_params_" in t.base.name for k in last.plan.kernels for t in k.group.writes) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [2.0, float("inf")])
 def test_norm_of_all_gradients(order: float, made: list[KernelExecutable[Any]]) -> None:
     """The norms of all gradients are one launch, that of their norms another, and what scales them is one."""

@@ -77,6 +77,7 @@ def test_numbers_of_more_rows(ways: str, rows: int) -> None:
     check(WAYS[ways], rows, torch.bfloat16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", quick(4, 512))
 @pytest.mark.parametrize("ways", quick("fewer bits", "8 bits"))
 def test_no_weight_is_written_for_a_gpu(ways: str, rows: int) -> None:

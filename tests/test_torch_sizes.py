@@ -115,6 +115,7 @@ def test_numbers_are_constants_until_they_change(learns: bool) -> None:
         assert not any(report.left for report in forward)
 
 
+@pytest.mark.slow
 def test_what_is_compiled_by_size_says_why() -> None:
     function = lambda x: torch.slice_scatter(x, x[::2] * 2, 0, step=2) + 1  # noqa: E731
     for dynamic in (True, None):
@@ -311,6 +312,7 @@ def test_sizes_that_may_divide_by_nothing_are_compiled_when_they_come() -> None:
     assert all("may divide by 0" in reason for reason in _reasons())
 
 
+@pytest.mark.slow
 def test_convolutions_whose_filters_vary_are_compiled() -> None:
     function = lambda x, w: torch.nn.functional.conv1d(x, w, padding=1, stride=2)  # noqa: E731
     compiled = torch.compile(function, backend="fusegraph")

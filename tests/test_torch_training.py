@@ -134,6 +134,7 @@ def test_what_activations_return_is_not_kept_beside_their_operand() -> None:
     assert sorted(tuple(t.shape) for t in kept) == [(4, 8), (4, 8)]  # a product's result, and the next one's operand
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pool", "shape"),
     [

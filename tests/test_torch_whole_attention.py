@@ -91,6 +91,7 @@ def test_three_dimensions_are_heads_of_one_batch() -> None:
     assert compared(sdpa, [x[0] for x in operands("")], gradients=True)[0].kernels == 1
 
 
+@pytest.mark.slow
 def test_what_the_operator_does_not_take_goes_torchs_way() -> None:
     q, k, v = operands("")
     compared(sdpa, [q, k[:1], v[:1]], gradients=True)  # batches that broadcast
@@ -141,6 +142,7 @@ def test_an_option_leaves_attention_to_torch() -> None:
     assert [op for r in fusegraph.torch.report() for _, op, _ in r.left] == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "shared"), [("", 2), ("some", 4), ("added", 4)])
 def test_torch_can_compute_the_operator(kind: str, shared: int) -> None:
     q, k, v, *masks = (x.double() if x.is_floating_point() else x for x in operands(kind, shared))

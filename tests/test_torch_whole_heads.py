@@ -89,6 +89,7 @@ def test_losses_of_language_models() -> None:
     check(call, operands(torch.bfloat16), tolerance=0.05)
 
 
+@pytest.mark.slow
 def test_autocast_rounds_operands_where_the_layer_is() -> None:
     def call(x: Any, w: Any, b: Any, target: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
@@ -108,6 +109,7 @@ def test_logits_that_something_else_uses_are_kept() -> None:
     check(call, operands(), whole=False)
 
 
+@pytest.mark.slow
 def test_weights_and_shares_of_classes_are_left_to_what_is_written() -> None:
     def weighted(x: Any, w: Any, b: Any, target: Any) -> Any:
         return F.cross_entropy(F.linear(x, w, b).view(-1, CLASSES), target.view(-1), weight=b.detach().abs())

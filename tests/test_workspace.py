@@ -83,6 +83,7 @@ def test_memory_plans_of_random_graphs(recipe: Any) -> None:
     check_memory(plan(graph))
 
 
+@pytest.mark.slow
 def test_memory_plans_use_what_becomes_free() -> None:
     """A plan is not the sum of all intermediates where these live one after another."""
     saved = 0
