@@ -99,3 +99,13 @@ def test_gradients(name, dtype):
     close = {"rtol": 2**-8, "atol": 2**-12} if dtype == "bfloat16" else {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(y.detach().double(), expected.detach(), **close)
     torch.testing.assert_close(x.grad.double(), wide.grad, **close)
+
+
+def test_long_expressions_take_no_longer():
+    def function(x):
+        for _ in range(200):
+            x = x * x + x
+        return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+    names, _ = _calls(function, torch.zeros(3))
+    assert names.count("gelu") == 1

@@ -24,8 +24,8 @@ _INNER: dict[str, tuple[str, _Polynomial]] = {
     "erf": ("none", {(1, 0): sqrt(0.5)}),
     "tanh": ("tanh", {(1, 0): sqrt(2 / pi), (3, 0): 0.044715 * sqrt(2 / pi)}),
 }
-#: Coefficients are as exact as models write them; no power is higher than so much; results of so many steps are tried.
-_TOLERANCE, _MOST_POWER, _MOST_STEPS = 1e-5, 3, 4
+#: Coefficients are as exact as models write them; no power is higher than so much; of so many steps are expressions.
+_TOLERANCE, _MOST_POWER, _MOST_STEPS = 1e-5, 3, 8
 
 
 def keep_gelu_whole(module: Any) -> None:
@@ -55,26 +55,23 @@ def _found(node: Any) -> tuple[Any, Any, str] | None:
 
 
 def _ancestors(node: Any) -> Iterator[Any]:
-    """Yields the nodes that a node is computed from, the nearest first, as far as they are arithmetic."""
-    seen, waiting = set[Any](), [node]
-    while waiting:
-        for x in waiting.pop(0).all_input_nodes:
-            if x not in seen:
-                seen.add(x)
-                yield x
-                waiting += [x] if _function(x) else []
+    """Yields the nodes that a node is computed from in a few steps of arithmetic, the nearest first."""
+    waiting = [node]
+    for _ in range(2 * _MOST_STEPS):
+        waiting = list(dict.fromkeys(x for n in waiting if n is node or _function(n) for x in n.all_input_nodes))
+        yield from waiting
 
 
 def _results(node: Any) -> Iterator[Any]:
     """Yields the nodes that follow from a node in a few steps."""
     waiting = [node]
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MOST_STEPS // 2):
         waiting = list(dict.fromkeys(user for n in waiting for user in n.users))
         yield from waiting
 
 
-def _polynomial(node: Any, x: Any, t: Any) -> _Polynomial | None:
-    """Returns a value as a polynomial of x and t; None if it is none."""
+def _polynomial(node: Any, x: Any, t: Any, steps: int = _MOST_STEPS) -> _Polynomial | None:
+    """Returns a value as a polynomial of x and t; None if it is none, or one of too many steps."""
     if node is x:
         return {(1, 0): 1.0}
     if node is t and t is not None:
@@ -83,7 +80,7 @@ def _polynomial(node: Any, x: Any, t: Any) -> _Polynomial | None:
         return {(0, 0): float(node)}
     if not isinstance(node, torch.fx.Node) or node.kwargs or (combine := _ARITHMETIC.get(_function(node))) is None:
         return None
-    given = [_polynomial(a, x, t) for a in node.args]
+    given = [_polynomial(a, x, t, steps - 1) if steps else None for a in node.args]
     made = combine(*(a for a in given if a is not None)) if len(given) == 2 and None not in given else None
     return made if made is None or max(i + j for i, j in made) <= _MOST_POWER else None
 
