@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from fusegraph.frontends.torch.whole_heads import traced_value
+
 #: The operator's name; GELU that an option leaves to torch stays as it is.
 NAME = "gelu"
 #: The powers of x and of t -> their coefficient.
@@ -47,7 +49,7 @@ def _found(node: Any) -> tuple[Any, Any, str] | None:
     for x in _ancestors(node):
         if _near(_polynomial(node.args[0], x, None), wanted):
             last = next((n for n in _results(node) if _near(_polynomial(n, x, node), _GELU)), None)
-            if last is None or _value(x) is None:
+            if last is None or not hasattr(traced_value(x), "dtype"):
                 continue
             if not any(_writes(user) for n in (*_ancestors(last), *_ancestors(node)) for user in n.users):
                 return last, x, approximate
@@ -134,16 +136,10 @@ def _near(found: _Polynomial | None, wanted: _Polynomial) -> bool:
     return keys == {*wanted} and all(isclose((found or {})[k], v, rel_tol=_TOLERANCE) for k, v in wanted.items())
 
 
-def _value(node: Any) -> Any:
-    """Returns what the tracer knows of a tensor; None if it is none."""
-    found = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
-    return found if isinstance(found, torch.Tensor) else None
-
-
 def _replace(graph: Any, last: Any, x: Any, approximate: str) -> None:
     """Writes the call in place of a result; it has the dtype that autocast gave that."""
     with graph.inserting_before(last):
-        if (dtype := getattr(_value(last), "dtype", None)) not in (None, _value(x).dtype):
+        if (dtype := getattr(traced_value(last), "dtype", None)) not in (None, traced_value(x).dtype):
             x = graph.call_method("to", (x, dtype))
         made = graph.call_function(torch.nn.functional.gelu, (x,), {"approximate": approximate})
     made.meta = dict(last.meta)

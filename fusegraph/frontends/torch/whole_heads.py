@@ -190,7 +190,7 @@ def _found(loss: Any) -> _Found | None:
     if any(given[key] is not None for key in ("weight", "size_average", "reduce")):
         return None
     steps: list[Any] = []
-    target, node = _value(given["target"]), given["input"]
+    target, node = traced_value(given["target"]), given["input"]
     while isinstance(node, torch.fx.Node) and len(node.users) == 1 and node.target is not functional.linear:
         if not _keeps_rows(node):
             return None
@@ -198,8 +198,8 @@ def _found(loss: Any) -> _Found | None:
         node = node.args[0]
     if not isinstance(node, torch.fx.Node) or len(node.users) != 1 or target is None or target.dim() != 1:
         return None
-    operands = [_value(x) for x in inspect.signature(_operands).bind(*node.args, **node.kwargs).args]
-    shape = _value(given["input"]).shape
+    operands = [traced_value(x) for x in inspect.signature(_operands).bind(*node.args, **node.kwargs).args]
+    shape = traced_value(given["input"]).shape
     if len(shape) != 2 or not all(isinstance(n, int) for n in shape) or 4 * shape.numel() < LEAST_BYTES:
         return None
     if target.is_floating_point() or any(x is not None and not x.is_floating_point() for x in operands):
@@ -207,14 +207,14 @@ def _found(loss: Any) -> _Found | None:
     return _Found(loss, given, node, steps)
 
 
-def _value(node: Any) -> Any:
+def traced_value(node: Any) -> Any:
     """Returns what the tracer knows of a tensor; None if it is none."""
     return node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
 
 
 def _keeps_rows(node: Any) -> bool:
     """Tells whether a node selects, divides or joins rows of logits, or converts them, and leaves rows whole."""
-    before, after = (_value(x) for x in (node.args[0] if node.args else None, node))
+    before, after = (traced_value(x) for x in (node.args[0] if node.args else None, node))
     if before is None or after is None or not after.dim() or before.shape[-1] != after.shape[-1]:
         return False
     if node.target is operator.getitem:
@@ -237,7 +237,7 @@ def _replace(graph: Any, head: _Found) -> None:
             elif step.target in ("view", "reshape"):
                 x = graph.call_function(_in_rows, (x, *step.args[1:]), step.kwargs)
         how = tuple(head.given[key] for key in ("target", "ignore_index", "label_smoothing", "reduction"))
-        made = graph.call_function(_loss, (x, w, bias, *how, _value(head.loss).dtype))
+        made = graph.call_function(_loss, (x, w, bias, *how, traced_value(head.loss).dtype))
     made.meta = dict(head.loss.meta)
     head.loss.replace_all_uses_with(made)
     for node in (head.loss, *reversed(head.steps), head.layer):
