@@ -20,9 +20,9 @@ from codegen.contraction.wgmma_layout import GROUP, Layout, WgmmaSchedule
 from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, MappedWriter, OperandWriter, Parameter, SparseWriter
 from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_producer import FilledWriter, GatheredWriter, producer
-from codegen.contraction.wgmma_results import results
 from codegen.contraction.wgmma_scales import ScaledWriter
 from codegen.contraction.wgmma_schedule import adds_up_stages, multiplied
+from codegen.contraction.wgmma_staged import results
 from codegen.epilogue import Epilogue
 from codegen.kernel import UNTIL_HERE, Kernel, parameter, tile_at
 from codegen.operands import STEP_BYTES, ComputedOperand, Gathered, MappedOperand
