@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeVar
 
 _Job = TypeVar("_Job")
@@ -59,6 +62,19 @@ def each(
         for process, pipe, *_ in working:
             process.kill()
             pipe.close()
+
+
+@contextmanager
+def alone(caches: str, *, compiles: bool = False) -> Iterator[None]:
+    """Waits until no other process measures whose caches lie beside these; a lock that ends with the process.
+
+    Any number of processes that only compile have it at a time.
+    """
+    folder = Path(caches).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH if compiles else fcntl.LOCK_EX)
+        yield
 
 
 def _work(function: Callable[[Any], Any], job: Any, pipe: Connection) -> None:

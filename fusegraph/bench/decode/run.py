@@ -16,8 +16,8 @@ from typing import Any
 from fusegraph.bench.decode.steps import Decoding, device_bytes, engines_of
 from fusegraph.bench.torch_engines import OURS, difference, kept
 from fusegraph.bench.torch_timing import median_us, replay_us
-from fusegraph.bench.workers import Failure, each
-from fusegraph.bench.zoo.run import Figures, Row, Task, Zoo, alone, begin, free, wait
+from fusegraph.bench.workers import Failure, alone, each
+from fusegraph.bench.zoo.run import Figures, Row, Task, Zoo, begin, free, wait
 from fusegraph.runtime import driver
 from fusegraph.runtime.targets import present
 
@@ -105,13 +105,13 @@ def measured(peers: bool, task: Task) -> dict[str, Any]:
     figures = {engine: Figures() for engine in ("eager", *engines_of(peers and task.device == "cuda"))}
     row: dict[str, Any] = {"engines": figures, "expected": "", "left": []}
     with torch.no_grad():
-        with alone(task, compiles=True):
+        with alone(task.caches, compiles=True):
             subject = Decoding(task)
             row |= {"bytes": subject.bytes, "flops": subject.flops, "notes": subject.notes}
             steps = _first_calls(task, subject, row)
         if task.device == "cuda":
             row |= {"memory": present().memory_rate, "rate": present().published or None}
-            with alone(task):
+            with alone(task.caches):
                 for engine, step in steps.items():
                     of = figures[engine]
                     with kept(of.why, "time", TIME_S):

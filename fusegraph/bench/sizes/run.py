@@ -1,6 +1,7 @@
 """Calls what is compiled once at one random size after another; each case in a process of its own.
 
-A run goes on where the last one stopped: rows are saved as they come, beside a folder with the caches.
+On a GPU all cases are called at once, and replays are timed when the last one has been.  A run goes on where the last
+one stopped: rows are saved as they come, beside a folder with the caches.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fusegraph.bench.kept import Kept
 from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.sizes.cases import Case, Operand, cases
 from fusegraph.bench.torch_engines import OURS, difference, kept, on_engine, use_caches
 from fusegraph.bench.torch_timing import replay_us
-from fusegraph.bench.workers import Failure, each, told
+from fusegraph.bench.workers import Failure, alone, each, told
 from fusegraph.bench.zoo.models import MODELS, called, element
 from fusegraph.report import artifacts
 
@@ -111,22 +112,37 @@ class Sizes(Kept[Row]):
         super().__init__(file, read, lambda row: row.case)
 
     def measure(self, count: int, end: float) -> Iterator[Row]:
-        """Calls each case until it has so many sizes, one case at a time, all for about as long; yields their rows."""
+        """Calls each case until it has so many sizes; yields their rows.
+
+        On a GPU all cases are at work at once, and have half of the time before replays are timed; else one after the
+        other is, all for about as long.
+        """
         left = [name for name in self.wanted if name not in self.rows or self.rows[name].sizes < count]
-        for number, name in enumerate(left):
-            seconds = (end - time.perf_counter()) / (len(left) - number)
-            before = self.rows.get(name, Row(name, self.engine, self.seed))
-            before.why.pop("run", None)
-            self.rows[name] = _failed(before, "the time was over")
-            caches = str(self.caches / artifacts.safe_name(name))
-            task = Task(name, self.engine, self.seed, before.sizes, count, seconds, caches)
-            for _, result in each(measured, [task], 1, seconds + COMPILE_S + 2 * TIME_S, end + COMPILE_S):
+        together = len(left) if self.engine == "cuda" else 1
+        for number in range(0, len(left), max(together, 1)):
+            seconds = (end - time.perf_counter()) / (2 if self.engine == "cuda" else len(left) - number)
+            tasks, before = [], {}
+            for name in left[number : number + together]:
+                row = before[name] = self.rows.get(name, Row(name, self.engine, self.seed))
+                row.why.pop("run", None)
+                self.rows[name] = _failed(row, "the time was over")
+                caches = str(self.caches / artifacts.safe_name(name))
+                tasks.append(Task(name, self.engine, self.seed, row.sizes, count, seconds, caches))
+            limit_s, waiting = seconds + (COMPILE_S + 2 * TIME_S) * together, [task.case for task in tasks]
+            for task, result in each(measured, tasks, together, limit_s, end + COMPILE_S):
+                row = before[task.case]
                 if isinstance(result, Failure):
-                    self.rows[name] = _failed(before, result.reason)
+                    self.rows[task.case] = _failed(row, result.reason)
                 else:
-                    self.rows[name] = result.after(before) if before.sizes else result
-            self.save(complete=all(n in self.rows and self.rows[n].sizes >= count for n in self.wanted))
-            yield self.rows[name]
+                    self.rows[task.case] = result.after(row) if row.sizes else result
+                waiting.remove(task.case)
+                self._save(count)
+                yield self.rows[task.case]
+            self._save(count)
+            yield from (self.rows[name] for name in waiting)
+
+    def _save(self, count: int) -> None:
+        self.save(complete=all(n in self.rows and self.rows[n].sizes >= count for n in self.wanted))
 
 
 def _failed(row: Row, reason: str) -> Row:
@@ -137,12 +153,22 @@ def _failed(row: Row, reason: str) -> Row:
 
 
 def measured(task: Task) -> Row:
-    """Calls a case at its sizes; on a GPU it then times replays beside other engines."""
+    """Calls a case at its sizes; on a GPU it then times replays beside other engines, while no other process works."""
     use_caches(task.caches)
     case = next(iter(cases(lambda name: name == task.case, small=task.engine == "cpu")))
     row = Row(task.case, task.engine, task.seed, configuration=dict(case.changes))
-    (_graph if case.graph is not None else _model)(task, case, row)
+    with alone(task.caches, compiles=True):
+        times = (_graph if case.graph is not None else _model)(task, case, row)
+    if task.engine == "cuda" and row.sizes and not task.first:
+        with alone(task.caches):
+            for engine, replay_times in times.items():
+                with kept(row.why, engine, TIME_S):
+                    row.replay_us[engine] = replay_times()
     return row
+
+
+#: The times of an engine's replays at `TIMED` of a case's sizes, by engine: called when nothing else runs.
+Times: TypeAlias = dict[str, Callable[[], list[float]]]
 
 
 @dataclass
@@ -206,11 +232,12 @@ class _Calls:
 # ---- graphs of the builder
 
 
-def _graph(task: Task, case: Case, row: Row) -> None:
+def _graph(task: Task, case: Case, row: Row) -> Times:
     from fusegraph.engines import compile as compile_graph
     from fusegraph.engines.base import Executable
     from fusegraph.engines.sized import SizedExecutable
     from fusegraph.report.check import compare, random_inputs, rounding_of, run
+    from fusegraph.sized_graphs import graph_at
 
     made: list[SizedExecutable] = []
     inputs: dict[str, Any] = {}
@@ -234,32 +261,28 @@ def _graph(task: Task, case: Case, row: Row) -> None:
         return max(o.rel_error if o.ok else 1.0 for o in outputs)
 
     _Calls(task, case, row).each(call, error)
-    if task.engine == "cuda" and row.sizes and not task.first:
-        _replays_of_graph(case, row, made[0])
+    timed = [case.drawn(row.seed, number) for number in range(TIMED)] if task.engine == "cuda" and row.sizes else []
+    every = [at(sizes) for sizes in timed]
+    static = [compile_graph(graph_at(made[0].graph, sizes)[0], "cuda") for sizes in timed]
+    return {OURS: lambda: _replays(every), STATIC: lambda: _replays(static)}
 
 
-def _replays_of_graph(case: Case, row: Row, executable: Any) -> None:
-    """Times our kernels for all sizes beside those for one."""
-    from fusegraph.engines import compile as compile_graph
+def _replays(executables: Sequence[Any]) -> list[float]:
+    """Returns the microseconds of replays."""
     from fusegraph.report.check import operands, random_inputs
     from fusegraph.runtime.timing import ColdTimer
-    from fusegraph.sized_graphs import graph_at
 
-    timer = ColdTimer()
-    with kept(row.why, "replays", TIME_S):
-        for number in range(TIMED):
-            sizes = case.drawn(row.seed, number)
-            static: Any = compile_graph(graph_at(executable.graph, sizes)[0], "cuda")
-            for engine, one in ((OURS, executable.at(sizes)), (STATIC, static)):
-                replay = one.record(*operands(one.graph, random_inputs(one.graph), one.device))[1]
-                us = timer.median(replay)
-                row.replay_us.setdefault(engine, []).append(round(us, 2))
+    timer, found = ColdTimer(), []
+    for one in executables:
+        replay = one.record(*operands(one.graph, random_inputs(one.graph), one.device))[1]
+        found.append(round(timer.median(replay), 2))
+    return found
 
 
 # ---- models
 
 
-def _model(task: Task, case: Case, row: Row) -> None:
+def _model(task: Task, case: Case, row: Row) -> Times:
     import torch
 
     import fusegraph.torch
@@ -288,7 +311,8 @@ def _model(task: Task, case: Case, row: Row) -> None:
         reports = fusegraph.torch.report(clear=True)
         row.retraced, row.left = len(reports) - row.traced, sorted({op for r in reports for _, op, _ in r.left})
         if task.engine == "cuda" and row.sizes and not task.first:
-            _beside(case, row, eager, compiled)
+            return _beside(case, row, eager, compiled)
+    return {}
 
 
 def inputs_of(case: Case, sizes: Mapping[str, int], device: str, seed: int, *, vary: bool = True) -> list[Any]:
@@ -319,31 +343,35 @@ def _done(result: Any) -> Any:
     return result
 
 
-def _beside(case: Case, row: Row, eager: Callable[..., Any], ours: Callable[..., Any]) -> None:
-    """Times replays of ours for all sizes and for one, and inductor's; counts what inductor compiles."""
+def _beside(case: Case, row: Row, eager: Callable[..., Any], ours: Callable[..., Any]) -> Times:
+    """Compiles for each of the sizes that are timed, and with inductor for all; counts what inductor compiles."""
     import torch
 
     def inputs(number: int, *, vary: bool = True) -> list[Any]:
         return inputs_of(case, case.drawn(row.seed, number), "cuda", number, vary=vary)
 
-    def times(engine: str, function: Callable[[], Callable[..., Any]]) -> None:
-        with kept(row.why, engine, TIME_S):
-            for number in range(TIMED):
-                us = _replay_us(function(), inputs(number, vary=engine != STATIC))
-                row.replay_us.setdefault(engine, []).append(us)
+    def times(function: Callable[..., Any], *, vary: bool = True) -> list[float]:
+        with torch.no_grad():
+            return [_replay_us(function, inputs(number, vary=vary)) for number in range(TIMED)]
 
-    times(OURS, lambda: ours)
-    times(STATIC, lambda: on_engine(OURS, eager))
+    torch._dynamo.config.recompile_limit = 2 * (TIMED + PEER)
+    static, inductor = (on_engine(e, eager, dynamic=d, forget=False) for e, d in ((OURS, False), ("inductor", True)))
+    found: Times = {OURS: lambda: times(ours)}
+    with kept(row.why, STATIC, COMPILE_S):
+        for number in range(TIMED):
+            _done(static(*inputs(number, vary=False)))
+        found[STATIC] = lambda: times(static, vary=False)
     with kept(row.why, "inductor", COMPILE_S):
-        inductor, seconds, before = on_engine("inductor", eager, dynamic=True), [], _compilations()
+        seconds, before = [], _compilations()
         for number in range(PEER):
             given, began = inputs(number), time.perf_counter()
             _done(inductor(*given))
             seconds.append(round(time.perf_counter() - began, 3))
         row.peer = {"compilations": _compilations() - before, "first_s": seconds[0], "slowest_s": max(seconds[1:])}
-        times("inductor", lambda: inductor)
+        found["inductor"] = lambda: times(inductor)
     gc.collect()
     torch.cuda.empty_cache()
+    return found
 
 
 def _compilations() -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 from fusegraph.bench.torch_engines import OURS
 from fusegraph.bench.torch_timing import kernels_of_call
-from fusegraph.bench.workers import Failure, each
-from fusegraph.bench.zoo.run import TIME_S, Make, Task, alone, begin
+from fusegraph.bench.workers import Failure, alone, each
+from fusegraph.bench.zoo.run import TIME_S, Make, Task, begin
 
 #: A kernel that takes more times its floor than this is shown with its shapes and its schedule.
 FAR = 2.0
@@ -61,7 +61,7 @@ def _profile(make: Make, task: Task) -> Profile:
     import fusegraph.torch
     from fusegraph.runtime.launch import one_after_another
 
-    with alone(task), one_after_another():
+    with alone(task.caches), one_after_another():
         subject = make(task)
         with torch.set_grad_enabled(subject.gradients):
             eager = kernels_of_call(subject.step("eager"))

@@ -5,12 +5,10 @@ A run goes on where the last one stopped: rows are saved as they come, beside a 
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from fusegraph.bench.kept import Kept
 from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.torch_engines import ENGINES, OURS, difference, kept, on_engine, use_caches
 from fusegraph.bench.torch_timing import kernels_of_call, median_us, other_bytes, peaks_mb, replay_us
-from fusegraph.bench.workers import Failure, each
+from fusegraph.bench.workers import Failure, alone, each
 from fusegraph.bench.zoo.models import MODELS, called
 from fusegraph.report import artifacts
 from fusegraph.runtime.targets import present
@@ -329,7 +327,7 @@ def _times(make: Make, task: Task) -> dict[str, Any]:
     begin(task)
     import torch
 
-    with alone(task):
+    with alone(task.caches):
         subject = make(task)
         found = {engine: Figures() for engine in engines(task, subject)}
         row: dict[str, Any] = {"engines": found, "expected": ""}
@@ -374,19 +372,6 @@ def _measured(
         with kept(figures.why, "replay", TIME_S):
             figures.replay_us = replay_us(step)
     return row
-
-
-@contextmanager
-def alone(task: Task, *, compiles: bool = False) -> Iterator[None]:
-    """Waits until no other process of this suite measures; a lock that ends with the process.
-
-    Any number of processes that only compile have it at a time.
-    """
-    folder = Path(task.caches).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH if compiles else fcntl.LOCK_EX)
-        yield
 
 
 # ---- what was asked for
