@@ -106,10 +106,10 @@ def test_cases_that_are_not_begun_have_rows(tmp_path: Path) -> None:
     ]
 
 
-def _measured(name: str, count: int, folder: Path, engine: str = "cpu") -> Row:
+def _measured(name: str, count: int, folder: Path, engine: str = "cpu", what: Any = run.measured) -> Row:
     """Returns the row of a case."""
     task = Task(name, engine, 0, 0, count, 3600.0, str(folder))
-    ((_, row),) = each(run.measured, [task], 1, 3600.0)
+    ((_, row),) = each(what, [task], 1, 3600.0)
     assert isinstance(row, Row), row
     return row
 
@@ -149,6 +149,8 @@ def test_replays_are_timed_beside_others(name: str, tmp_path: Path) -> None:
         pytest.importorskip("transformers")
     row = _measured(name, 20, tmp_path, "cuda")
     assert (row.sizes, row.later, row.retraced, row.wrong, row.why) == (20, 0, 0, [], {})
+    row = _measured(name, 20, tmp_path, "cuda", run.beside)
+    assert row.why == {}
     assert len(ratios(row, STATIC)) == TIMED
     if name.startswith("hf:"):
         assert len(ratios(row, "inductor")) == TIMED

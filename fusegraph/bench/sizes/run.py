@@ -1,14 +1,16 @@
 """Calls what is compiled once at one random size after another; each case in a process of its own.
 
-On a GPU all cases are called at once, and replays are timed when the last one has been.  A run goes on where the last
+On a GPU all cases are at work at once, but for the times of replays.  A run goes on where the last
 one stopped: rows are saved as they come, beside a folder with the caches.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +27,7 @@ from fusegraph.report import artifacts
 #: Seconds that an engine has for its first call, and for all sizes that are timed.
 COMPILE_S, TIME_S = 600.0, 300.0
 #: Sizes at which replays are timed, and at which another engine's compilations are counted.
-TIMED, PEER = 8, 50
+TIMED, PEER = 5, 50
 #: Ours, compiled for one choice of sizes.
 STATIC = "static"
 #: Where a GPU is: models in bf16; the cpu engine computes in float32.
@@ -112,34 +114,53 @@ class Sizes(Kept[Row]):
         super().__init__(file, read, lambda row: row.case)
 
     def measure(self, count: int, end: float) -> Iterator[Row]:
-        """Calls each case until it has so many sizes; yields their rows.
+        """Calls each case until it has so many sizes, then times replays; yields their rows.
 
-        On a GPU all cases are at work at once, and have half of the time before replays are timed; else one after the
-        other is, all for about as long.
+        On a GPU all cases are at work at once, and calls have a third of the time; else one after the other is, all for
+        about as long.
         """
         left = [name for name in self.wanted if name not in self.rows or self.rows[name].sizes < count]
         together = len(left) if self.engine == "cuda" else 1
         for number in range(0, len(left), max(together, 1)):
-            seconds = (end - time.perf_counter()) / (2 if self.engine == "cuda" else len(left) - number)
-            tasks, before = [], {}
-            for name in left[number : number + together]:
-                row = before[name] = self.rows.get(name, Row(name, self.engine, self.seed))
+            seconds = (end - time.perf_counter()) / (3 if self.engine == "cuda" else len(left) - number)
+            tasks = [self._task(name, count, seconds) for name in left[number : number + together]]
+            before = {task: self.rows.get(task.case, Row(task.case, self.engine, self.seed)) for task in tasks}
+            for task, row in before.items():
                 row.why.pop("run", None)
-                self.rows[name] = _failed(row, "the time was over")
-                caches = str(self.caches / artifacts.safe_name(name))
-                tasks.append(Task(name, self.engine, self.seed, row.sizes, count, seconds, caches))
-            limit_s, waiting = seconds + (COMPILE_S + 2 * TIME_S) * together, [task.case for task in tasks]
-            for task, result in each(measured, tasks, together, limit_s, end + COMPILE_S):
-                row = before[task.case]
+                self.rows[task.case] = _failed(row, "the time was over")
+            for task, result in each(measured, tasks, together, seconds + COMPILE_S, end + COMPILE_S):
+                row = before.pop(task)
                 if isinstance(result, Failure):
                     self.rows[task.case] = _failed(row, result.reason)
                 else:
                     self.rows[task.case] = result.after(row) if row.sizes else result
-                waiting.remove(task.case)
                 self._save(count)
                 yield self.rows[task.case]
             self._save(count)
-            yield from (self.rows[name] for name in waiting)
+            yield from (self.rows[task.case] for task in before)
+        if self.engine == "cuda":
+            yield from self._beside(count, end)
+
+    def _task(self, name: str, count: int, seconds: float) -> Task:
+        done = self.rows[name].sizes if name in self.rows else 0
+        return Task(name, self.engine, self.seed, done, count, seconds, str(self.caches / artifacts.safe_name(name)))
+
+    def _beside(self, count: int, end: float) -> Iterator[Row]:
+        """Times replays of those cases that have none; yields their rows."""
+        names = [name for name in self.wanted if self.rows[name].sizes and not self.rows[name].replay_us]
+        for name in names:
+            self.rows[name].why["replays"] = "the time was over"
+        tasks = [self._task(name, count, 0.0) for name in names]
+        for task, result in each(beside, tasks, len(tasks), 2 * COMPILE_S + TIME_S * len(tasks), end):
+            row = self.rows[task.case]
+            row.why.pop("replays")
+            if isinstance(result, Failure):
+                row.why["replays"] = result.reason
+            else:
+                row.peer, row.replay_us = result.peer, result.replay_us
+                row.why |= result.why
+            self._save(count)
+            yield row
 
     def _save(self, count: int) -> None:
         self.save(complete=all(n in self.rows and self.rows[n].sizes >= count for n in self.wanted))
@@ -153,13 +174,21 @@ def _failed(row: Row, reason: str) -> Row:
 
 
 def measured(task: Task) -> Row:
-    """Calls a case at its sizes; on a GPU it then times replays beside other engines, while no other process works."""
-    use_caches(task.caches)
-    case = next(iter(cases(lambda name: name == task.case, small=task.engine == "cpu")))
-    row = Row(task.case, task.engine, task.seed, configuration=dict(case.changes))
-    with alone(task.caches, compiles=True):
-        times = (_graph if case.graph is not None else _model)(task, case, row)
-    if task.engine == "cuda" and row.sizes and not task.first:
+    """Calls a case at its sizes."""
+    row, subject = _begun(task)
+    calls = _Calls(task, subject.case, row)
+    with subject.context():
+        calls.each(subject.call, subject.error)
+    row.traced, row.retraced, row.left = subject.traced()
+    return row
+
+
+def beside(task: Task) -> Row:
+    """Times replays beside other engines', while no other process works."""
+    row, subject = _begun(task)
+    with subject.context():
+        with alone(task.caches, compiles=True):
+            times = subject.times(row)
         with alone(task.caches):
             for engine, replay_times in times.items():
                 with kept(row.why, engine, TIME_S):
@@ -167,7 +196,16 @@ def measured(task: Task) -> Row:
     return row
 
 
-#: The times of an engine's replays at `TIMED` of a case's sizes, by engine: called when nothing else runs.
+def _begun(task: Task) -> tuple[Row, _Graph | _Model]:
+    """Returns the row of a task, which is empty, and what is called."""
+    use_caches(task.caches)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    case = next(iter(cases(lambda name: name == task.case, small=task.engine == "cpu")))
+    row = Row(task.case, task.engine, task.seed, configuration=dict(case.changes))
+    return row, (_Model if case.graph is None else _Graph)(task, case)
+
+
+#: By engine, what tells the times of its replays at `TIMED` of a case's sizes: called when nothing else runs.
 Times: TypeAlias = dict[str, Callable[[], list[float]]]
 
 
@@ -232,39 +270,52 @@ class _Calls:
 # ---- graphs of the builder
 
 
-def _graph(task: Task, case: Case, row: Row) -> Times:
-    from fusegraph.engines import compile as compile_graph
-    from fusegraph.engines.base import Executable
-    from fusegraph.engines.sized import SizedExecutable
-    from fusegraph.report.check import compare, random_inputs, rounding_of, run
-    from fusegraph.sized_graphs import graph_at
+class _Graph:
+    """A graph of the builder, compiled for all sizes at its first call."""
 
-    made: list[SizedExecutable] = []
-    inputs: dict[str, Any] = {}
+    def __init__(self, task: Task, case: Case) -> None:
+        self.task, self.case = task, case
+        self._made: Any = None
+        self._inputs: dict[str, Any] = {}
 
-    def at(sizes: Mapping[str, int]) -> Executable:
-        if not made:
-            compiled = compile_graph(case.built(), task.engine)
-            assert isinstance(compiled, SizedExecutable)
-            made.append(compiled)
-        return made[0].at(sizes)
+    def context(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
-    def call(number: int, sizes: Mapping[str, int]) -> Any:
-        executable = at(sizes)
-        inputs.clear()
-        inputs.update(random_inputs(executable.graph, number))
-        return run(executable, inputs)
+    def at(self, sizes: Mapping[str, int]) -> Any:
+        """Returns the executable for some sizes."""
+        from fusegraph.engines import compile as compile_graph
 
-    def error(number: int, sizes: Mapping[str, int], result: Any) -> float:
-        executable = at(sizes)
-        outputs = compare(executable.graph, inputs, result, rounding_of(executable))
+        if self._made is None:
+            self._made = compile_graph(self.case.built(), self.task.engine)
+        return self._made.at(sizes)
+
+    def call(self, number: int, sizes: Mapping[str, int]) -> Any:
+        from fusegraph.report.check import random_inputs, run
+
+        executable = self.at(sizes)
+        self._inputs = random_inputs(executable.graph, number)
+        return run(executable, self._inputs)
+
+    def error(self, _: int, sizes: Mapping[str, int], result: Any) -> float:
+        from fusegraph.report.check import compare, rounding_of
+
+        executable = self.at(sizes)
+        outputs = compare(executable.graph, self._inputs, result, rounding_of(executable))
         return max(o.rel_error if o.ok else 1.0 for o in outputs)
 
-    _Calls(task, case, row).each(call, error)
-    timed = [case.drawn(row.seed, number) for number in range(TIMED)] if task.engine == "cuda" and row.sizes else []
-    every = [at(sizes) for sizes in timed]
-    static = [compile_graph(graph_at(made[0].graph, sizes)[0], "cuda") for sizes in timed]
-    return {OURS: lambda: _replays(every), STATIC: lambda: _replays(static)}
+    def traced(self) -> tuple[int, int, list[str]]:
+        """Returns `Row.traced`, `Row.retraced` and `Row.left`."""
+        return 0, 0, []
+
+    def times(self, row: Row) -> Times:
+        """Compiles for each of the sizes that are timed."""
+        from fusegraph.engines import compile as compile_graph
+        from fusegraph.sized_graphs import graph_at
+
+        sizes = [self.case.drawn(row.seed, number) for number in range(TIMED)]
+        ours = list(map(self.at, sizes))
+        static = [compile_graph(graph_at(self._made.graph, each)[0], "cuda") for each in sizes]
+        return {OURS: lambda: _replays(ours), STATIC: lambda: _replays(static)}
 
 
 def _replays(executables: Sequence[Any]) -> list[float]:
@@ -282,37 +333,81 @@ def _replays(executables: Sequence[Any]) -> list[float]:
 # ---- models
 
 
-def _model(task: Task, case: Case, row: Row) -> Times:
-    import torch
+class _Model:
+    """A model of the zoo, which torch.compile traces at its first call."""
 
-    import fusegraph.torch
+    def __init__(self, task: Task, case: Case) -> None:
+        import torch
 
-    dtype = DTYPES[task.engine]
-    allow_tf32(dtype)
-    torch.manual_seed(0)
-    with torch.device(task.engine):
-        module = MODELS[case.name].make(**case.changes).to(element(dtype)).requires_grad_(False)
-    eager = called(module, list(case.operands))
-    fusegraph.torch.report(clear=True)
-    compiled = on_engine(OURS, eager, dynamic=True)
-    inputs: list[Any] = []
+        import fusegraph.torch
 
-    def call(number: int, sizes: Mapping[str, int]) -> Any:
-        inputs[:] = inputs_of(case, sizes, task.engine, number)
-        return _done(compiled(*inputs))
+        self.task, self.case = task, case
+        dtype = DTYPES[task.engine]
+        allow_tf32(dtype)
+        torch.manual_seed(0)
+        with torch.device(task.engine):
+            module = MODELS[case.name].make(**case.changes).to(element(dtype)).requires_grad_(False)
+        self._eager = called(module, list(case.operands))
+        fusegraph.torch.report(clear=True)
+        self._ours = on_engine(OURS, self._eager, dynamic=True)
+        self._inputs: list[Any] = []
+        self._traced = 0
 
-    def error(number: int, sizes: Mapping[str, int], result: Any) -> float:
-        if not row.traced:
-            row.traced = len(fusegraph.torch.report())
-        return difference([eager(*inputs)], [result])
+    def context(self) -> AbstractContextManager[Any]:
+        import torch
 
-    with torch.no_grad():
-        _Calls(task, case, row).each(call, error)
+        context: AbstractContextManager[Any] = torch.no_grad()
+        return context
+
+    def call(self, number: int, sizes: Mapping[str, int]) -> Any:
+        self._inputs = inputs_of(self.case, sizes, self.task.engine, number)
+        return _done(self._ours(*self._inputs))
+
+    def error(self, _: int, __: Mapping[str, int], result: Any) -> float:
+        import fusegraph.torch
+
+        self._traced = self._traced or len(fusegraph.torch.report())
+        return difference([self._eager(*self._inputs)], [result])
+
+    def traced(self) -> tuple[int, int, list[str]]:
+        """Returns `Row.traced`, `Row.retraced` and `Row.left`."""
+        import fusegraph.torch
+
         reports = fusegraph.torch.report(clear=True)
-        row.retraced, row.left = len(reports) - row.traced, sorted({op for r in reports for _, op, _ in r.left})
-        if task.engine == "cuda" and row.sizes and not task.first:
-            return _beside(case, row, eager, compiled)
-    return {}
+        return self._traced, len(reports) - self._traced, sorted({op for r in reports for _, op, _ in r.left})
+
+    def times(self, row: Row) -> Times:
+        """Compiles for each of the sizes that are timed, and with inductor for all; counts what inductor compiles."""
+        import torch
+
+        def inputs(number: int, *, vary: bool = True) -> list[Any]:
+            return inputs_of(self.case, self.case.drawn(row.seed, number), "cuda", number, vary=vary)
+
+        def times(function: Callable[..., Any], *, vary: bool = True) -> list[float]:
+            return [_replay_us(function, inputs(number, vary=vary)) for number in range(TIMED)]
+
+        torch._dynamo.config.recompile_limit = 2 * (TIMED + PEER)
+        static = on_engine(OURS, self._eager, forget=False)
+        inductor = on_engine("inductor", self._eager, dynamic=True, forget=False)
+        found: Times = {}
+        with kept(row.why, OURS, COMPILE_S):
+            _done(self._ours(*inputs(0)))
+            found[OURS] = lambda: times(self._ours)
+        with kept(row.why, STATIC, COMPILE_S):
+            for number in range(TIMED):
+                _done(static(*inputs(number, vary=False)))
+            found[STATIC] = lambda: times(static, vary=False)
+        with kept(row.why, "inductor", COMPILE_S):
+            seconds, before = [], _compilations()
+            for number in range(PEER):
+                given, began = inputs(number), time.perf_counter()
+                _done(inductor(*given))
+                seconds.append(round(time.perf_counter() - began, 3))
+            row.peer = {"compilations": _compilations() - before, "first_s": seconds[0], "slowest_s": max(seconds[1:])}
+            found["inductor"] = lambda: times(inductor)
+        gc.collect()
+        torch.cuda.empty_cache()
+        return found
 
 
 def inputs_of(case: Case, sizes: Mapping[str, int], device: str, seed: int, *, vary: bool = True) -> list[Any]:
@@ -341,37 +436,6 @@ def _done(result: Any) -> Any:
     if result.is_cuda:
         torch.cuda.synchronize()
     return result
-
-
-def _beside(case: Case, row: Row, eager: Callable[..., Any], ours: Callable[..., Any]) -> Times:
-    """Compiles for each of the sizes that are timed, and with inductor for all; counts what inductor compiles."""
-    import torch
-
-    def inputs(number: int, *, vary: bool = True) -> list[Any]:
-        return inputs_of(case, case.drawn(row.seed, number), "cuda", number, vary=vary)
-
-    def times(function: Callable[..., Any], *, vary: bool = True) -> list[float]:
-        with torch.no_grad():
-            return [_replay_us(function, inputs(number, vary=vary)) for number in range(TIMED)]
-
-    torch._dynamo.config.recompile_limit = 2 * (TIMED + PEER)
-    static, inductor = (on_engine(e, eager, dynamic=d, forget=False) for e, d in ((OURS, False), ("inductor", True)))
-    found: Times = {OURS: lambda: times(ours)}
-    with kept(row.why, STATIC, COMPILE_S):
-        for number in range(TIMED):
-            _done(static(*inputs(number, vary=False)))
-        found[STATIC] = lambda: times(static, vary=False)
-    with kept(row.why, "inductor", COMPILE_S):
-        seconds, before = [], _compilations()
-        for number in range(PEER):
-            given, began = inputs(number), time.perf_counter()
-            _done(inductor(*given))
-            seconds.append(round(time.perf_counter() - began, 3))
-        row.peer = {"compilations": _compilations() - before, "first_s": seconds[0], "slowest_s": max(seconds[1:])}
-        found["inductor"] = lambda: times(inductor)
-    gc.collect()
-    torch.cuda.empty_cache()
-    return found
 
 
 def _compilations() -> int:
