@@ -24,7 +24,7 @@ from codegen.rows import schedule as rows_schedule
 from codegen.rows import walk_schedule as rows_walk_schedule
 from codegen.rows.across import AcrossRenderer
 from codegen.rows.along import AlongRenderer
-from codegen.rows.schedule import RowsSchedule, reads_across
+from codegen.rows.schedule import RowsSchedule, check_registers, reads_across
 from codegen.rows.segments import SegmentRenderer
 from codegen.rows.space import normalize, widest
 from codegen.rows.walk import WalkRenderer
@@ -47,12 +47,17 @@ def schedules(spec: RowsSpec, target: Target) -> Iterator[RowsSchedule]:
 
 
 def render(spec: RowsSpec, schedule: RowsSchedule) -> KernelSource:
-    """Returns the kernel of a spec as CUDA C.  Raises Declined for vectors that rows of sizes that vary do not have."""
+    """Returns the kernel of a spec as CUDA C.
+
+    Raises Declined where sizes vary for vectors that rows do not always have, and for more than registers hold of the
+    longest.
+    """
     space = normalize(spec)
-    if schedule.vector > 1 and any(isinstance(n, Size) for n in (*space.outer, *space.row)):
+    if any(isinstance(n, Size) for n in (*space.outer, *space.row)):
         dims = len(space.outer) + (0 if schedule.across else len(space.row))
-        if widest(space, dims - 1) % schedule.vector:
+        if schedule.vector > 1 and widest(space, dims - 1) % schedule.vector:
             raise Declined(f"rows are no whole vectors of {schedule.vector} at all sizes")
+        check_registers(space, schedule)
     if spec.walk is not None:
         return WalkRenderer(spec, schedule).render()
     if spec.segments is not None:

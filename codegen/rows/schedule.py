@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 
+from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.records import changed
 from codegen.rows.space import Space, segments_of_block, widest
 from codegen.rows.stages import Stages, stages_along
+from codegen.sizes import most
 from codegen.target import Target
 
 MAX_THREADS = 1024
@@ -21,6 +23,8 @@ KEPT_WORDS = 32
 SHARED_THREADS = 512
 #: Registers that a thread needs besides, further ones that keep the compiler from spilling, and the most in all.
 OTHER_REGISTERS, SLACK_REGISTERS, MOST_REGISTERS = 30, 14, 128
+#: Registers of a multiprocessor, since Maxwell.
+REGISTERS_PER_SM = 64 << 10
 #: Fewest bytes of a row that are worth a block of a cluster.
 LEAST_CLUSTER_BYTES = 8 * 1024
 #: Schedules estimated to be worse than the best by this factor are not tried, nor are more than this number.
@@ -101,6 +105,25 @@ def reads_across(space: Space) -> bool:
                 found[0] += nbytes * meets
                 found[1] += nbytes * meets * (n < loads)
     return beside > along
+
+
+def elements_of_thread(space: Space, schedule: RowsSchedule) -> int:
+    """Returns how many elements of a row, or across of all its rows, a thread has: of the longest, where that varies."""
+    step = schedule.lanes * schedule.cluster * (1 if schedule.across else schedule.vector)
+    return most(-(-space.length // step)) * schedule.vector
+
+
+def check_registers(space: Space, schedule: RowsSchedule) -> None:
+    """Raises Declined if threads, as many as are to be resident, have no registers for what they keep of the longest
+    rows.
+    """
+    if schedule.form != "registers":
+        return
+    kept = [space.program.loads[n] for n in Stages(space).kept(early=schedule.across)]
+    words = sum(max(1, op.dtype.itemsize // 4) for op in kept)
+    registers = OTHER_REGISTERS + elements_of_thread(space, schedule) * words
+    if registers > min(MOST_REGISTERS, REGISTERS_PER_SM // (schedule.threads * max(schedule.resident, 1))):
+        raise Declined(f"the longest rows do not fit the registers of {schedule.lanes} threads")
 
 
 def schedules(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
