@@ -21,7 +21,7 @@ from fusegraph.lowering import choices
 from fusegraph.lowering.base import Options
 from fusegraph.passes import order
 from fusegraph.passes.algorithms import Algorithm
-from fusegraph.passes.crossing import check_overwriting, moved_to, positions, writes_over
+from fusegraph.passes.crossing import check_overwriting, moved_to, positions, writes_over, written_over
 from fusegraph.passes.fuse import fuse
 from fusegraph.passes.joined_products import NOTE as JOINED
 from fusegraph.passes.launched_together import launch_together
@@ -175,11 +175,12 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         known = {group: choice for group, _, choice in chosen}
         chosen = _chosen(together, lambda spec, group: known.get(group) or choose(spec, group))
         partition = together
-    kernels = rendered(chosen, *in_order(partition, options, fusion=fusion))
+    over = written_over(partition, [(group, choice.schedule) for group, _, choice in chosen]) if fusion else {}
+    kernels = rendered(chosen, *in_order(partition, options, fusion=fusion), over)
     partition = replace(partition, decisions=steps.decisions + partition.decisions)
     packing = steps.note(PACKING).get(PACKING)
     aside = plan(packing, replace(options, prepack=0), choose=choose) if packing else None
-    return Plan(graph, steps, partition, kernels, plan_memory(partition), aside)
+    return Plan(graph, steps, partition, kernels, plan_memory(partition, over), aside)
 
 
 def partitioned(
@@ -260,12 +261,17 @@ class Place(NamedTuple):
     moved: tuple[object, ...]
 
 
-def places(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> list[Place]:
-    """Returns the places of groups whose kernels run one after the other; the sets are those of `in_order`."""
+def places(
+    chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group], over: Mapping[Tensor, Tensor]
+) -> list[Place]:
+    """Returns the places of groups whose kernels run one after the other; the sets are those of `in_order`.
+
+    Results that are written ``over`` others: `fusegraph.passes.crossing.written_over`.
+    """
     groups = [group for group, _, _ in chosen]
     early = [*(order.may_come_in_early(group, choice.schedule) for group, _, choice in chosen[1:]), False]
     return [
-        Place(group in turned, number == 0, early[number], group in cached, writes_over(group), positions(group))
+        Place(group in turned, number == 0, early[number], group in cached, writes_over(group, over), positions(group))
         for number, group in enumerate(groups)
     ]
 
@@ -279,8 +285,10 @@ def source_of(group: Group, spec: KernelSpec, schedule: Schedule, place: Place) 
 
 
 @phase("rendering")
-def rendered(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -> tuple[Kernel, ...]:
-    """Returns the kernels of groups; the sets are those of `in_order`.
+def rendered(
+    chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group], over: Mapping[Tensor, Tensor]
+) -> tuple[Kernel, ...]:
+    """Returns the kernels of groups; what else is given is that of `places`.
 
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
     network that are alike are compiled once.
@@ -288,7 +296,7 @@ def rendered(chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group]) -
     names = Identifiers()
     sources: dict[tuple[str, Place], KernelSource] = {}
     kernels = []
-    for (group, alike, choice), place in zip(chosen, places(chosen, turned, cached)):
+    for (group, alike, choice), place in zip(chosen, places(chosen, turned, cached, over)):
         if place.cached:
             choice = replace(choice, schedule=without_evict_last(choice.schedule))
         if (alike, place) not in sources:

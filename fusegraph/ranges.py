@@ -406,7 +406,7 @@ class _Planner:
         made: dict[tuple[str, Place, Group | None], tuple[Variant, ...]] = {}
         found = []
         tries = max(FEWEST, min(TRIES, TRIES * KERNELS // max(len(chosen), 1)))
-        placed = places(chosen, *in_order(partition, self._options, fusion=self._fusion))
+        placed = places(chosen, *in_order(partition, self._options, fusion=self._fusion), {})
         for (group, alike, _), each in zip(chosen, placed):
             place = each._replace(first=False)  # the first one may wait, too: what else is alike shares its kernels
             key = alike, place, group if place.over else None

@@ -139,8 +139,8 @@ def test_ops_that_torch_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_that_another_kernel_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_memory = fusegraph.plan.plan_memory
 
-    def in_one_place(partition: Any) -> Any:
-        planned = plan_memory(partition)
+    def in_one_place(*given: Any) -> Any:
+        planned = plan_memory(*given)
         return replace(planned, offsets=dict.fromkeys(planned.offsets, 0))
 
     graph = fg.Graph("crossed")

@@ -183,7 +183,7 @@ def intermediates_overlap(patch: pytest.MonkeyPatch) -> None:
     """Makes intermediates overlap, in graphs that are not fused: fused ones rarely have two intermediates at a time."""
     original, fuse = memory.plan_memory, fusing.fuse
     patch.setattr("fusegraph.plan.fuse", lambda graph, options, **_: fuse(graph, options, enabled=False))
-    patch.setattr("fusegraph.plan.plan_memory", lambda partition: _all_at_zero(original(partition)))
+    patch.setattr("fusegraph.plan.plan_memory", lambda *given: _all_at_zero(original(*given)))
 
 
 def _all_at_zero(found: memory.MemoryPlan) -> memory.MemoryPlan:

@@ -71,7 +71,7 @@ def inputs_of(graph: fg.Graph, ignored: int = -100) -> dict[str, Any]:
 def in_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients by logits are made in columns even where there are few."""
     monkeypatch.setattr(head, "LEAST_BYTES", 1)
-    monkeypatch.setattr(head, "STEP", 24)
+    monkeypatch.setattr(head, "STEPS", (24,))
 
 
 @pytest.mark.parametrize("bias", [False, True])

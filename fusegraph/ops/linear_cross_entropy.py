@@ -22,8 +22,11 @@ from fusegraph.ops.reverse import Reverse
 ATTRIBUTES = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean", "compute_dtype": None}
 WORDS = {"reduction": ("mean", "sum", "none"), "compute_dtype": PRECISIONS}
 #: Gradients by logits that are in memory at once: with the sums so far they are this share of all of them, but no fewer
-#: columns than `STEP`, nor fewer bytes than `LEAST_BYTES` or the other share.
-SHARE, LEAST_SHARE, LEAST_BYTES, STEP = 10, 32, 16 << 20, 128
+#: columns than the last of `STEPS`, nor fewer bytes than `LEAST_BYTES` or the other share.
+SHARE, LEAST_SHARE, LEAST_BYTES = 10, 32, 16 << 20
+#: Columns are multiples of the first of these that they reach: with 11 rows of tiles, gradients by classes have whole
+#: waves of tiles on 132 multiprocessors.
+STEPS = (11 * 128, 128)
 #: Rows of these begin at multiples of so many elements, as tensor cores want them.
 ROW = 64
 
@@ -268,10 +271,11 @@ def _reference_backward(
 def columns_at_once(rows: int, depth: int, classes: int, itemsize: int) -> int:
     """Returns how many columns of gradients by logits are to be in memory at once."""
     whole = rows * classes * itemsize
-    wanted = max(whole // SHARE - 2 * rows * depth * float32.itemsize, whole // LEAST_SHARE, LEAST_BYTES)
+    wanted = max(whole // SHARE - rows * depth * float32.itemsize, whole // LEAST_SHARE, LEAST_BYTES)
     if whole <= 2 * wanted:
         return classes
-    return max(wanted // (rows * itemsize) // STEP, 1) * STEP
+    columns = max(wanted // (rows * itemsize), STEPS[-1])
+    return next(columns // step * step for step in STEPS if columns >= step)
 
 
 def _expand_backward(

@@ -17,7 +17,7 @@ promise, so that the compiler neither moves a read behind a write nor reads by `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from codegen import Schedule, render
 from codegen.declined import Declined
@@ -32,8 +32,12 @@ from fusegraph.layout import extent, same_strides
 from fusegraph.ops.base import Kind
 from fusegraph.passes.assignments import copy_name, position_name
 from fusegraph.passes.overwriting import assignments, laid
-from fusegraph.passes.partition import Group
+from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.speculation import ASSIGNMENTS, FUSION, NotAccepted
+
+
+#: Bytes from which on it matters whether an intermediate is written over another one.
+LEAST_BYTES = 4 << 20
 
 
 def crossing(group: Group, schedule: Schedule, source: Tensor, target: Tensor) -> str | None:
@@ -83,9 +87,31 @@ def _apart(read: Tensor, written: Tensor) -> bool:
     return written.position is None and (last <= begin or end <= first)
 
 
-def writes_over(group: Group) -> bool:
-    """Returns true if a group's kernel reads and writes memory of one tensor."""
-    return not {t.base for t in group.reads}.isdisjoint(t.base for t in group.writes)
+def writes_over(group: Group, over: Mapping[Tensor, Tensor]) -> bool:
+    """Returns true if a group's kernel reads and writes memory of one tensor; results ``over`` others lie in these."""
+    return not {t.base for t in group.reads}.isdisjoint(over.get(t.base, t.base) for t in group.writes)
+
+
+def written_over(partition: Partition, kernels: Sequence[tuple[Group, Schedule]]) -> dict[Tensor, Tensor]:
+    """Returns large intermediates that may lie where another one does: result -> what its kernel is the last to read.
+
+    Sums that grow from kernel to kernel are in memory once.
+    """
+    graph = partition.graph
+    own = {t for group in partition.groups for t in group.writes if t is t.base and t.nbytes >= LEAST_BYTES}
+    own -= {*graph.outputs, *graph.updates.values()}
+    last = {t.base: group for group in partition.groups for t in (*group.reads, *group.positions)}
+    found: dict[Tensor, Tensor] = {}
+    for group, schedule in kernels:
+        reads, writes = ([t for t in every if t is t.base and t in own] for every in (group.reads, group.writes))
+        for result in writes:
+            for tensor in reads:
+                same = (tensor.shape, tensor.strides, tensor.dtype) == (result.shape, result.strides, result.dtype)
+                free = last[tensor] is group and tensor not in found.values()
+                if same and free and crossing(group, schedule, tensor, result) is None:
+                    found[result] = tensor
+                    break
+    return found
 
 
 def positions(group: Group) -> tuple[object, ...]:

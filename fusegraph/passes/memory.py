@@ -53,14 +53,20 @@ class MemoryPlan:
         return bisect_right(self.parts, self.offsets[tensor]) - 1
 
 
-def plan_memory(partition: Partition) -> MemoryPlan:
+def plan_memory(partition: Partition, over: Mapping[Tensor, Tensor] | None = None) -> MemoryPlan:
     """Places every tensor that is written by one kernel and read by another but does not leave the graph.
 
-    Views lie in the memory of their base, which lives until the last of them has been read.
+    Views lie in the memory of their base, which lives until the last of them has been read; results that are written
+    ``over`` other tensors (`fusegraph.passes.crossing.written_over`) lie where these do.
     """
-    graph = partition.graph
+    graph, over = partition.graph, over or {}
     donated = {t for t in graph.donated.difference(graph.updates.values()) if not t.dtype.is_packed}
     born, dies = _lives(partition, donated)
+    first: dict[Tensor, Tensor] = {}
+    for result, tensor in over.items():  # in the order in which they are written
+        first[result] = first.get(tensor, tensor)
+        dies[first[result]] = dies.pop(result)
+        del born[result]
     taken = {t: _bytes(t) for t in (*born, *donated)}
     sizes = {t: _aligned(taken[t]) for t in born}
     given_back = [0] * len(partition.groups)
@@ -83,6 +89,7 @@ def plan_memory(partition: Partition) -> MemoryPlan:
                 break
         places[tensor] = room, at
         inside[room].append(tensor)
+    places |= {result: places[tensor] for result, tensor in first.items()}
     size, starts = 0, {}
     for part in sorted({room for room, _ in places.values() if not isinstance(room, Tensor)}):
         starts[part] = size
