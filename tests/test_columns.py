@@ -25,6 +25,7 @@ from codegen.target import PORTABLE, target
 from fusegraph.engines.cpu import CpuExecutable, build_together
 from fusegraph.lowering import rows
 from fusegraph.lowering.base import Options
+from fusegraph.ops.base import Role
 from fusegraph.plan import by_cost_model, plan
 from fusegraph.report.check import check_executable, random_inputs, run
 from fusegraph.report.explain import describe, explain_text
@@ -71,6 +72,16 @@ def softmax_backward(shape: tuple[int, ...], dtype: str = "float32") -> fg.Graph
     dx = g.output(g.softmax_backward(g.tensor("loss", shape), g.tensor("y", shape)), name="dx")
     g.output(g.reduction(dx, "add", 0), name="dbias")
     g.output(g.reduction(dx, "amax", 1), name="largest")
+    return g
+
+
+def joined_bias(shape: tuple[int, ...], dtype: str = "float32", *, keepdims: bool = True) -> fg.Graph:
+    """A norm's gradient that is a gradient of a linear layer's results, which are a matrix there."""
+    g = fg.Graph(f"joined_bias {shape} {dtype} {keepdims}", io_dtype=dtype)
+    dx = g.output(g.softmax_backward(g.tensor("loss", shape), g.tensor("y", shape)), name="dx")
+    rows = g.reshape(dx, (prod(shape[:-1]), shape[-1]))
+    g.output(g.reduction(rows, "add", [0], keepdims=keepdims), name="dbias")
+    g.output(g.reduction(rows, "avg", [0], keepdims=keepdims), name="average")
     return g
 
 
@@ -401,3 +412,23 @@ def test_compiles_for_gpus(name: str) -> None:
 @pytest.mark.parametrize("graph", gpu_graphs(), ids=lambda g: g.name)
 def test_on_the_gpu(graph: fg.Graph) -> None:
     check_on_gpu([graph])
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("keepdims", [True, False])
+def test_columns_of_joined_dimensions(keepdims: bool) -> None:
+    graphs = [joined_bias((3, n, 70), keepdims=keepdims) for n in (5, 17)]
+    for graph in graphs:
+        first, *_ = plan(graph).kernels
+        assert Role.PARTIAL in [n.op.role for n in first.group.nodes], graph.name
+    check_all(graphs)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_of_joined_dimensions_are_no_columns() -> None:
+    g = fg.Graph("joined channels")
+    dx = g.output(g.softmax_backward(g.tensor("loss", (6, 4, 32)), g.tensor("y", (6, 4, 32))), name="dx")
+    g.output(g.reduction(g.reshape(dx, (6, 128)), "add", [0]))
+    first, *_ = plan(g).kernels
+    assert Role.PARTIAL not in [n.op.role for n in first.group.nodes]
+    check_all([g])

@@ -21,9 +21,11 @@ from codegen.contraction import mma_schedule as contraction_mma_schedule
 from codegen.contraction import simt_schedule as contraction_simt_schedule
 from codegen.contraction import wgmma_schedule as contraction_wgmma_schedule
 from codegen.spec import ContractionSpec
+from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.lowering import partials
+from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
-from fusegraph.report.check import random_inputs, run
+from fusegraph.report.check import check_executable, random_inputs, run
 from fusegraph.runtime import nvrtc
 
 pytestmark = pytest.mark.usefixtures("contractions_in_one_piece")
@@ -255,6 +257,14 @@ def kinds(graph: fg.Graph) -> list[list[str]]:
 
 def rows_of(graph: fg.Graph, y: fg.Tensor) -> None:
     graph.output(graph.softmax(y), name="y")
+
+
+def test_sums_of_joined_rows() -> None:
+    graph = fg.Graph("joined")
+    y = graph.output(graph.relu(graph.matmul(graph.tensor("x", (4, 32, 16)), graph.tensor("w", (16, 48)))), name="y")
+    graph.output(graph.reduction(graph.reshape(y, (128, 48)), "add", [0]), name="sums")
+    assert kinds(graph)[0][-1] == "reduction_partial"
+    assert check_executable(CpuExecutable(graph, Options())).ok
 
 
 def test_rows_that_are_read_again_stay_whole():

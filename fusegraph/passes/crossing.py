@@ -35,7 +35,6 @@ from fusegraph.passes.overwriting import assignments, laid
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.speculation import ASSIGNMENTS, FUSION, NotAccepted
 
-
 #: Bytes from which on it matters whether an intermediate is written over another one.
 LEAST_BYTES = 4 << 20
 

@@ -20,7 +20,7 @@ from fusegraph.lowering.choices import MADE, Choice, whether
 from fusegraph.lowering.rows import has_segments, walk_chunk
 from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.rewrite import Rewritten
-from fusegraph.passes.split_reductions import Split, candidates, chunk, of_whole, split_for
+from fusegraph.passes.split_reductions import Split, candidates, chunk, of_whole, split_for, unjoined
 from fusegraph.pattern import followers, made_of
 
 #: Shape of what is reduced, axes of the rows, axes of the columns.
@@ -44,15 +44,16 @@ def reduce_columns(graph: Graph, options: Options) -> Rewritten:
     leaves = cache(partial(_leaves, graph))
     whole = [n for n in graph.nodes if n.op.role is Role.REDUCE and n.attributes["axes"]]
     for node in (n for n in candidates(graph, NAME, options) if n.attributes["axes"]):
-        shape = node.inputs[0].shape
-        if shape not in rows:
-            rows[shape] = _rows(graph, [n for n in whole if n.inputs[0].shape == shape], leaves, options.target.planned)
-        for (along, read), alike in rows[shape].items():
-            found = _split(node, along, read, leaves, options.target.planned)
-            if found is not None and not {*alike} <= {node, *followers(graph, node)}:
-                choices.append(whether(NAME, node.name, options.settled, f"{shape} {along} {node.attributes['axes']}"))
+        x, axes = unjoined(graph, node)
+        if x.shape not in rows:
+            alike = [n for n in whole if n.inputs[0].shape == x.shape]
+            rows[x.shape] = _rows(graph, alike, leaves, options.target.planned)
+        for (along, read), others in rows[x.shape].items():
+            found = _split(node, x, axes, along, read, leaves, options.target.planned)
+            if found is not None and not {*others} <= {node, *followers(graph, node)}:
+                choices.append(whether(NAME, node.name, options.settled, f"{x.shape} {along} {axes}"))
                 if choices[-1].taken == MADE:
-                    kinds.setdefault((shape, along, node.attributes["axes"]), {})[node] = found
+                    kinds.setdefault((x.shape, along, axes), {})[node] = found
                 break
 
     def takes(spec: Any) -> bool:
@@ -72,22 +73,33 @@ def _rows(graph: Graph, nodes: Sequence[Node], leaves: _Leaves, target: Target) 
 
 
 def _split(
-    node: Node, along: tuple[int, ...], read: frozenset[Tensor], leaves: _Leaves, target: Target
+    node: Node,
+    x: Tensor,
+    axes: tuple[int, ...],
+    along: tuple[int, ...],
+    read: frozenset[Tensor],
+    leaves: _Leaves,
+    target: Target,
 ) -> Split | None:
     """Returns how to split a reduction, if a kernel of rows ``along`` axes had better make the parts; None if not.
 
-    ``read`` are the tensors that the rows are made of.
+    ``x`` and ``axes`` are those of `unjoined`; ``read`` are the tensors that the rows are made of.
     """
-    x, axes = node.inputs[0], node.attributes["axes"]
     if set(axes) >= set(along) or not leaves(x) & read:
         return None
     inner = tuple(d for d in axes if d in along)
+    joined = None if x is node.inputs[0] else x
     if not inner:
         rows = walk_chunk(read, x.shape, along, axes, target)
-        return None if rows is None else (axes, rows)
-    if inner == axes or not of_whole(node) or not has_segments(read, x.shape, along, inner, target):
+        return None if rows is None else Split(axes, rows, joined)
+    if (
+        joined is not None
+        or inner == axes
+        or not of_whole(node)
+        or not has_segments(read, x.shape, along, inner, target)
+    ):
         return None
-    return inner, None
+    return Split(inner, None)
 
 
 def _leaves(graph: Graph, x: Tensor) -> frozenset[Tensor]:

@@ -11,13 +11,13 @@ from typing import Any
 
 from codegen.contraction import keeps_form
 from codegen.spec import ContractionSpec
-from fusegraph.graph import Graph, Node
+from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering import contraction, partials
 from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import MADE, whether
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewritten
-from fusegraph.passes.split_reductions import SHORT_BYTES, Split, candidates, split_for
+from fusegraph.passes.split_reductions import SHORT_BYTES, Split, candidates, split_for, unjoined
 
 #: The name of the pass.
 NAME = "reductions of results"
@@ -42,19 +42,22 @@ def reduce_results(graph: Graph, options: Options) -> Rewritten:
 
 def _split(graph: Graph, node: Node) -> Split | None:
     """Returns how to split a reduction for the contraction that it follows from; None if it stays as it is."""
-    anchor, x, axes = _anchor(graph, node), node.inputs[0], node.attributes["axes"]
+    x, axes = unjoined(graph, node)
+    anchor, joined = _anchor(graph, x), None if x is node.inputs[0] else x
     found = partials.parts(contraction.product(anchor), anchor, axes) if anchor is not None else None
-    if found is not None and found[0] != axes and node.attributes["keepdims"] and x.nbytes <= SHORT_BYTES:
+    if found is None or (joined is not None and (found[0] != axes or found[1] is None)):
+        return None
+    if found[0] != axes and node.attributes["keepdims"] and x.nbytes <= SHORT_BYTES:
         return None  # to read it takes no longer than another launch
-    return found
+    return Split(*found, joined)
 
 
-def _anchor(graph: Graph, node: Node) -> Node | None:
-    """Returns the contraction from whose result, of the same shape, a node's operand follows element by element."""
-    shape, stack, seen = node.inputs[0].shape, [node.inputs[0]], set()
+def _anchor(graph: Graph, x: Tensor) -> Node | None:
+    """Returns the contraction from whose result, of the same shape, a tensor follows element by element."""
+    stack, seen = [x], set()
     while stack:
         producer = graph.producer(stack.pop())
-        if producer is None or producer in seen or producer.output.shape != shape:
+        if producer is None or producer in seen or producer.output.shape != x.shape:
             continue
         seen.add(producer)
         if producer.kind is Kind.CONTRACTION:

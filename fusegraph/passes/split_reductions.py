@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.rows import LOOKS, Parallelism, keeps_whole, parallelism
+from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
@@ -47,8 +49,17 @@ BLOCKS = 8
 MOST_PARTS = 4096
 
 
-#: How a reduction is split: the axes along which parts are reduced first, and the elements of a part, None for all.
-Split = tuple[tuple[int, ...], int | None]
+class Split(NamedTuple):
+    """How a reduction is split.
+
+    axes  along which parts are reduced first.
+    size  elements of a part, None for all.
+    x     what is reduced if it is not the operand, but what that is made of by joining dimensions; ``axes`` are its.
+    """
+
+    axes: tuple[int, ...]
+    size: int | None
+    x: Tensor | None = None
 
 
 def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
@@ -64,7 +75,7 @@ def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         for node, (choice, size) in _weighed(graph, nodes, options).items():
             choices.append(choice)
             if choice.taken == PARTS:
-                chunks[node] = node.attributes["axes"], size
+                chunks[node] = Split(node.attributes["axes"], size)
     return replace(split(graph, chunks), choices=tuple(choices))
 
 
@@ -101,11 +112,13 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
     for node in graph.nodes:
         mean = mean_of_variance(graph, node)
         if mean is not None and chunks.get(mean) is not None and chunks.get(mean) == chunks.get(node):
-            _, size = chunks[node]
+            size = chunks[node].size
             assert size is not None
             writer.variance(node, new[mean.inputs[0]], new[mean.output], rewrite.result(node.output), size)
         elif node in chunks:
-            writer.split(node, new[node.inputs[0]], rewrite.result(node.output), *chunks[node])
+            how = chunks[node]
+            how = how if how.x is None else how._replace(x=new[how.x])
+            writer.split(node, new[node.inputs[0]], rewrite.result(node.output), how)
         else:
             rewrite.take_over(node)
     return rewrite.done()
@@ -119,7 +132,7 @@ def split_for(
     Reductions that are ``together`` are declined, for a ``reason``, unless such kernels make the parts of all of them.
     """
     made = split(graph, {node: how for alike in together for node, how in alike.items()})
-    halves = {node: half_of(made, node).name for alike in together for node in alike}
+    halves = {node: half_of(made, node, how.x).name for alike in together for node, how in alike.items()}
 
     def declined(partition: Partition) -> dict[str, str]:
         taken = partition.nodes_of(takes)
@@ -129,9 +142,9 @@ def split_for(
     return replace(made, declined=declined) if together else made
 
 
-def half_of(simplified: Rewritten, node: Node) -> Node:
-    """Returns the node that makes the parts of a reduction that `split` has split."""
-    x = simplified.counterparts[node.inputs[0]]
+def half_of(simplified: Rewritten, node: Node, x: Tensor | None = None) -> Node:
+    """Returns the node that makes the parts of a reduction that `split` has split; of ``x`` as in `Split`."""
+    x = simplified.counterparts[node.inputs[0] if x is None else x]
     half = simplified.graph.producer(simplified.counterparts[node.output])
     while half is not None and half.inputs[0] is not x:
         half = simplified.graph.producer(half.inputs[0])
@@ -201,6 +214,22 @@ def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
     return [n for n in left if can_be_split(n) and not returns(graph, n, options.target.planned)]
 
 
+def unjoined(graph: Graph, node: Node) -> tuple[Tensor, tuple[int, ...]]:
+    """Returns what a reduction reduces, and along which axes: before dimensions are joined along which all is reduced.
+
+    Gradients of biases are sums of rows of a matrix, which rows of norms are before that.
+    """
+    x, axes = node.inputs[0], node.attributes["axes"]
+    reshape = graph.producer(x)
+    if reshape is None or reshape.op.name != "reshape" or (node.attributes["keepdims"] and axes != (0,)):
+        return x, axes
+    parts = divided(x.shape, reshape.inputs[0].shape)
+    if parts is None or any(len(part) > 1 and axis not in axes for axis, part in enumerate(parts)):
+        return x, axes
+    starts = [0, *accumulate(map(len, parts))]
+    return reshape.inputs[0], tuple(d for axis in axes for d in range(starts[axis], starts[axis + 1]))
+
+
 def mean_of_variance(graph: Graph, node: Node) -> Node | None:
     """Returns the mean about which a node is the variance, or n times that: the inner one of avg((x - avg(x)) ** 2)."""
 
@@ -230,11 +259,16 @@ class _Writer:
         #: (what is reduced, mode, axes, keepdims) -> its parts
         self._parts: dict[object, Tensor] = {}
 
-    def split(self, node: Node, x: Tensor, result: Tensor, axes: tuple[int, ...], size: int | None) -> None:
+    def split(self, node: Node, x: Tensor, result: Tensor, cut: Split) -> None:
         """Adds a reduction of any mode, by parts along some of its axes."""
-        mode, keepdims = mode_of(node), node.attributes["keepdims"]
-        rest = tuple(d for d in node.attributes["axes"] if d not in axes)
+        (axes, size, joined), mode, keepdims = cut, mode_of(node), node.attributes["keepdims"]
         first, second, after = mode.part.name, mode.combiner.name, mode.after
+        if joined is not None:
+            assert size is not None
+            parts = self._reduced(node, joined, first, axes, size, keepdims=False)
+            self._combine(node, x, result, parts, {"mode": second, "axes": (0,), "keepdims": keepdims}, after)
+            return
+        rest = tuple(d for d in node.attributes["axes"] if d not in axes)
         if size is None:
             dtype = None if mode.selects else self._accumulator(node)
             how = {**TABLE["reduction"].attributes, "mode": first, "axes": axes, "dtype": dtype}
@@ -242,7 +276,7 @@ class _Writer:
             combine = {"mode": second, "axes": node.attributes["axes"], "keepdims": keepdims}
             self._combine(node, x, result, parts, combine, after)
             return
-        parts = self._reduced(node, x, first, axes, size)
+        parts = self._reduced(node, x, first, axes, size, keepdims=keepdims)
         left = (1 + d - sum(axis < d for axis in axes) for d in rest)
         combine = {"mode": second, "axes": (0, *left), "keepdims": False}
         if rest and keepdims:  # axis 0 goes, the others stay: one after the other
@@ -270,9 +304,9 @@ class _Writer:
 
         It is made of the squared deviations from the mean of each part, and of those means from the mean of all.
         """
-        axes = node.attributes["axes"]
-        sums = self._reduced(node, x, "add", axes, size)
-        own = self._reduced(node, x, "squared_deviation", axes, size)
+        axes, keepdims = node.attributes["axes"], node.attributes["keepdims"]
+        sums = self._reduced(node, x, "add", axes, size, keepdims=keepdims)
+        own = self._reduced(node, x, "squared_deviation", axes, size, keepdims=keepdims)
         count = self._counts(node, sums, prod(x.shape[d] for d in axes), size)
         means = self._add(node, "part means", TABLE["div"], sums, count)
         apart = self._add(node, "apart", TABLE["sub"], means, mean)
@@ -295,9 +329,8 @@ class _Writer:
         counts[-1] = length - (len(counts) - 1) * size
         return self._graph.constant(counts, dtype=parts.dtype)
 
-    def _reduced(self, node: Node, x: Tensor, mode: str, axes: tuple[int, ...], size: int) -> Tensor:
+    def _reduced(self, node: Node, x: Tensor, mode: str, axes: tuple[int, ...], size: int, *, keepdims: bool) -> Tensor:
         """Returns the parts of a reduction; those of another one if they are the same."""
-        keepdims = node.attributes["keepdims"]
         key = (x, mode, axes, keepdims, size)
         if key not in self._parts:
             dtype = self._accumulator(node)
