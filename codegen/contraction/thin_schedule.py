@@ -333,8 +333,9 @@ DECODE = {"int8": 8.0, "uint8": 7.0, "int4": 5.0, "uint4": 5.0, "float4_e2m1": 8
 OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 24, 64, 240
 #: Registers that pieces of the thin operand may take.
 MOST_THIN_REGISTERS = 48
-#: Bytes of sums of all warps in shared memory.
-MOST_SUMS = 40 << 10
+#: Bytes of sums of all warps in shared memory, and of pieces that they have in flight: more were slower, of long rows
+#: by half.
+MOST_SUMS, MOST_FLYING = 40 << 10, 64 << 10
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[ThinSchedule, ...]:
@@ -381,13 +382,20 @@ def _candidates(paths: ThinPaths) -> Iterator[ThinSchedule]:
             for pieces in PIECES:
                 s = ThinSchedule(tile, warps, pieces)
                 idle = paths.span(pieces) * warps > max(paths.depth, paths.span(1))
-                if not idle and blocks_of_registers(paths, s) and sums_bytes(paths, s) <= MOST_SUMS:
+                fits = blocks_of_registers(paths, s) and sums_bytes(paths, s) <= MOST_SUMS
+                if fits and not idle and flying_bytes(paths, s) <= MOST_FLYING:
                     yield s
 
 
 def rows_of_lane(s: ThinSchedule) -> int:
     """Returns how many rows of a tile a lane reads."""
     return s.tile // 8
+
+
+def flying_bytes(paths: ThinPaths, s: ThinSchedule) -> float:
+    """Returns the bytes of the large operand that a block has in flight."""
+    piece = paths.piece * _row_bytes(paths.wide, paths) / paths.depth
+    return s.threads * s.pieces * rows_of_lane(s) * paths.products * piece
 
 
 def thin_pieces(paths: ThinPaths, s: ThinSchedule) -> int:
@@ -456,7 +464,7 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
     together = min(blocks_per_sm(paths, s, target), rounds)
     # What is in flight: pieces of lanes.
     piece = paths.piece * row / paths.depth
-    flying = min(s.threads * s.pieces * rows_of_lane(s) * paths.products * piece, tile)
+    flying = min(flying_bytes(paths, s), tile)
     run = min(row, s.warps * s.pieces * LANES * piece)
     share = target.memory_share * run / (run + BEGIN)
     memory = tiles * tile / (target.bytes_per_cycle * share) if cold else 0.0

@@ -12,8 +12,9 @@ from codegen.partials import Partials, Sink
 class WgmmaPartials(Partials):
     """Partial reductions of the sums of a consumer.
 
-    Columns: the lanes of a warp combine its 16 rows, 16 columns at a time, and leave the values in shared memory.  When
-    a chunk of columns is complete, one thread per column combines the values of the four warps.  Rows: the four lanes
+    Columns: when a chunk of columns is complete, the lanes of a warp combine its 16 rows, 16 columns at a time, without
+    waiting in between, and leave the values in shared memory.  Then one thread per column combines the values of the
+    four warps.  Rows: the four lanes
     that have columns of a row combine their values at the end of the tile.
     """
 
@@ -35,9 +36,9 @@ class WgmmaPartials(Partials):
             self.begin(part, 2, self.s.part // part.partial.chunk)
 
     def begin_columns(self) -> None:
-        """Declares a thread's values of its 4 of 16 columns."""
+        """Declares a thread's values of its columns of a chunk, 4 of every 16."""
         for part in self.rows:
-            self.begin(part, 4)
+            self.begin(part, self.block.layout.chunk // 16, 4)
 
     def sinks(self, column: str, *, outside: bool, row: str = "f % 2", chunk: str = "") -> list[Sink]:
         """Returns where element ``e`` of a pair of columns, ``column`` of the tile the first, is combined.
@@ -48,7 +49,7 @@ class WgmmaPartials(Partials):
         n = f"{self.block.n0} + {column} + e"
         inside_m = self.block.m.inside(f"{self._row} + f % 2 * 8") if outside else ""
         inside_n = self.block.n.inside(n) if outside else ""
-        sinks = [Sink(x.reduction, f"{x.own}[f / 2 * 2 + e]", inside_m) for x in self.rows]
+        sinks = [Sink(x.reduction, f"{x.own}[j / 16][f / 2 * 2 + e]", inside_m) for x in self.rows]
         for x in self.cols:
             at = "0"
             if self.s.part > x.partial.chunk:
@@ -57,15 +58,17 @@ class WgmmaPartials(Partials):
         return sinks
 
     def leave_columns(self) -> None:
-        """Writes how the lanes combine their columns, 16 from ``j`` on, and leave the values in shared memory."""
+        """Writes how the lanes combine their columns of a chunk, and leave the values in shared memory."""
         if not self.rows:
             return
-        for name, part in zip(self.left, self.rows):
-            value = f"reduce::columns<{part.reduction.combiner.functor}>({part.own})"
-            self.w.line(f"const {part.reduction.ctype} {name} = {value};")
-        with self.w.block("if (lane % 8 < 4)"):
-            for name in self.left:
-                self.w.line(f"shared.{name}[{self.block.group}][t / 32][j + reduce::column_of_lane(lane)] = {name};")
+        with self.w.unrolled(f"for (int j = 0; j < {self.block.layout.chunk}; j += 16)"):
+            for name, part in zip(self.left, self.rows):
+                value = f"reduce::columns<{part.reduction.combiner.functor}>({part.own}[j / 16])"
+                self.w.line(f"const {part.reduction.ctype} {name} = {value};")
+            with self.w.block("if (lane % 8 < 4)"):
+                for name in self.left:
+                    at = "[t / 32][j + reduce::column_of_lane(lane)]"
+                    self.w.line(f"shared.{name}[{self.block.group}]{at} = {name};")
 
     def finish_columns(self) -> None:
         """Writes how the values that the warps left of this chunk of columns are combined and stored."""

@@ -223,9 +223,10 @@ class ChunkedResults(Results):
         w = self.w
         with self._pieces(), w.unrolled(f"for (int chunk = 0; chunk < {self.chunks}; ++chunk{self.step})"):
             self.begin_chunk()
+            self.partials.begin_columns()
             with w.unrolled(f"for (int j = 0; j < {self.layout.chunk}; j += 16)"):
-                self.partials.begin_columns()
                 self.make()
+            self.partials.leave_columns()
             self.end_chunk()
             self.partials.finish_columns()
 
@@ -237,4 +238,3 @@ class ChunkedResults(Results):
             self.w.leave(*self.beyond_m, *self.beyond_n)
             sinks = self.partials.sinks(self.pair, outside=False, chunk=self.column)
             self.epilogue.results([*place, "n"], self._sums(self.element), self._run(), sinks=sinks)
-        self.partials.leave_columns()

@@ -61,7 +61,6 @@ class StagedResults(ChunkedResults):
             pairs = self._held_pairs()
             vectors = [f"{v}[f]" for v in values]
             self.epilogue.results([*place, "n"], self._sums(self.element), run, vectors, sinks, pairs)
-        self.partials.leave_columns()
         store = f"store_fragments_turned<{GROUP_ROWS}>" if layout.turned else f"store_fragments<{layout.chunk}>"
         for name, value in zip(self.staged, values):
             w.line(f"{store}({self._tile(name)}, t / 32 * 16, j, {value});")

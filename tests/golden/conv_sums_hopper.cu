@@ -122,9 +122,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
                 for (int chunk = 0; chunk < 1; ++chunk, buffer ^= 1) {
                     if (t == 0) tma_wait_read<1>();  // the copies out of this buffer have read it
                     named_barrier_sync(group + 1, 128);
+                    float sums_parts_own[4][4] = {};
                     #pragma unroll
                     for (int j = 0; j < 64; j += 16) {
-                        float sums_parts_own[4] = {};
                         Vector<bfloat16, 2> y_v[4];
                         #pragma unroll
                         for (int f = 0; f < 4; ++f) {
@@ -137,14 +137,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) convolved_sums_parts_kernel
                                 const float add = sum[p][(chunk * 64 + j) / 2 + f / 2 * 4 + f % 2 * 2 + e] + bias_e;
                                 const float y = math::relu(add);
                                 y_v[f][e] = convert<bfloat16>(y);
-                                reduce::into<reduce::Add>(sums_parts_own[f / 2 * 2 + e], y);
+                                reduce::into<reduce::Add>(sums_parts_own[j / 16][f / 2 * 2 + e], y);
                             }
                         }
-                        const float sums_parts_of_warps = reduce::columns<reduce::Add>(sums_parts_own);
+                        store_fragments<64>(&shared.y_out[group][buffer][0][0], t / 32 * 16, j, y_v);
+                    }
+                    #pragma unroll
+                    for (int j = 0; j < 64; j += 16) {
+                        const float sums_parts_of_warps = reduce::columns<reduce::Add>(sums_parts_own[j / 16]);
                         if (lane % 8 < 4) {
                             shared.sums_parts_of_warps[group][t / 32][j + reduce::column_of_lane(lane)] = sums_parts_of_warps;
                         }
-                        store_fragments<64>(&shared.y_out[group][buffer][0][0], t / 32 * 16, j, y_v);
                     }
                     fence_async_shared();
                     named_barrier_sync(group + 1, 128);
