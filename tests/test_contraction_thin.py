@@ -16,7 +16,8 @@ from test_contraction import epilogues, matmul, transposed
 import codegen
 import fusegraph as fg
 from codegen.codes import HALVES, codes
-from codegen.contraction.thin_schedule import Piece, ThinSchedule, piece_sizes, schedules, thin_paths
+from codegen.contraction.thin_pieces import Piece, piece_sizes, thin_paths
+from codegen.contraction.thin_schedule import ThinSchedule, schedules
 from codegen.declined import Declined
 from codegen.expr import Index, Instruction, Literal, Load, Operand, Program, Result, Store
 from codegen.kernel import UNTIL_HERE, in_sequence

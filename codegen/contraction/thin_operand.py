@@ -7,13 +7,7 @@ from math import prod
 
 from codegen.buffers import Edge
 from codegen.codes import Code
-from codegen.contraction.thin_schedule import (
-    RUN,
-    Piece,
-    aligned,
-    piece_sizes,
-    runs,
-)
+from codegen.contraction.thin_pieces import RUN, Piece, aligned, piece_sizes, runs
 from codegen.dtypes import ALL
 from codegen.expr import Value
 from codegen.iteration import collapse, coordinate, linear, split

@@ -108,7 +108,7 @@ def reads_across(space: Space) -> bool:
 
 
 def elements_of_thread(space: Space, schedule: RowsSchedule) -> int:
-    """Returns how many elements of a row, or across of all its rows, a thread has: of the longest, where that varies."""
+    """Returns how many elements of a row, or across of all its rows, a thread has; where rows vary, of the longest."""
     step = schedule.lanes * schedule.cluster * (1 if schedule.across else schedule.vector)
     return most(-(-space.length // step)) * schedule.vector
 
@@ -211,8 +211,8 @@ def _in_shared(
     itemsize = sum(op.dtype.itemsize for op in kept)
     length, count = space.length, prod(space.outer)
     per_sm = target.arch.shared_bytes_per_sm
-    for most in (per_sm // 4, per_sm // 2 - 1024, target.arch.shared_bytes_per_block):
-        cluster = next((c for c in clusters_of(target) if itemsize * length <= c * (most - EXCHANGE_BYTES)), None)
+    for room in (per_sm // 4, per_sm // 2 - 1024, target.arch.shared_bytes_per_block):
+        cluster = next((c for c in clusters_of(target) if itemsize * length <= c * (room - EXCHANGE_BYTES)), None)
         if cluster is not None:
             schedule = RowsSchedule("shared", vector, lanes, 1, "", cluster=cluster)
             nbytes = -(-itemsize * length // cluster)
