@@ -59,8 +59,8 @@ class Row:
     compiled   plans and compiled kernels that the first call left in the cache on disk; ``later`` those of other calls.
     traced     graphs that torch handed to us: in the first call, and ``retraced`` later; ``left`` of these to torch.
     first_s    of the first call, nothing being cached; ``slowest_s`` of the others.
-    error      the largest difference to the reference, relative to the largest result: of all sizes, but on a GPU of one
-               in `CHECKED`.
+    error      the largest difference to the reference, relative to the largest result: on a GPU of one size in
+               `CHECKED`.
     configuration  of the model, where it is not the zoo's.
     peer       inductor with dynamic=True at `PEER` of the sizes: compilations, first_s, slowest_s.
     replay_us  of replays by engine, at `TIMED` of the sizes: ours for all sizes, "static" ours for that size alone,
