@@ -472,9 +472,11 @@ class Variants:
         return [n for n, b in range_.varying.items() if self._common(Range({**low, n: b}), schedule, False) is None]
 
     def _any(self, range_: Range, ends: Sequence[_Point]) -> tuple[Variant, ...]:
-        """Returns a variant whose schedule is worth trying at both ends of a range."""
+        """Returns a variant whose schedule is worth trying at both ends of a range, or else where sizes vary."""
         high, low = (schedules(point.spec, self._target) for point in ends)
-        for schedule in [s for s in high if s in frozenset(low)][:ANY]:
+        both = [s for s in high if s in frozenset(low)][:ANY]
+        at_all = self._spec_at(range_.end("max"), vary=True, within=range_.bounds)
+        for schedule in (*both, *islice(family_of(at_all).schedules(at_all, self._target), ANY)):
             if (source := self._source(range_, schedule)) is not None:
                 return (Variant(range_, Choice(schedule), source),)
         return ()

@@ -221,7 +221,7 @@ def unjoined(graph: Graph, node: Node) -> tuple[Tensor, tuple[int, ...]]:
     """
     x, axes = node.inputs[0], node.attributes["axes"]
     reshape = graph.producer(x)
-    if reshape is None or reshape.op.name != "reshape" or (node.attributes["keepdims"] and axes != (0,)):
+    if reshape is None or reshape.op.role is not Role.RESHAPE or (node.attributes["keepdims"] and axes != (0,)):
         return x, axes
     parts = divided(x.shape, reshape.inputs[0].shape)
     if parts is None or any(len(part) > 1 and axis not in axes for axis, part in enumerate(parts)):
