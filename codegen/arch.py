@@ -16,6 +16,7 @@ KIB = 1024
 WARP = 32
 MAX_THREADS_PER_BLOCK = 1024
 MAX_REGISTERS_PER_THREAD = 255
+REGISTERS_PER_SM = 64 << 10
 DEFAULT_SHARED_BYTES_PER_BLOCK = 48 * KIB
 RESERVED_SHARED_BYTES_PER_BLOCK = 1 * KIB
 
@@ -120,7 +121,7 @@ def _arch(name: str, *, shared_kib: int, threads: int, blocks: int) -> Arch:
         shared_bytes_per_sm=shared_kib * KIB,
         max_threads_per_sm=threads,
         max_blocks_per_sm=blocks,
-        registers_per_sm=64 * KIB,
+        registers_per_sm=REGISTERS_PER_SM,
         has_cp_async=number >= 80,
         has_fp8_convert=number >= 89,
         has_fp8_mma=number >= 89,

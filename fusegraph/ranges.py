@@ -40,8 +40,9 @@ from fusegraph.plan import (
     places,
     plan,
 )
+from fusegraph.size_ranges import RESIDUES, Range
 from fusegraph.sized_graphs import Sizes, ahead, check_shapes, graph_at, mapped
-from fusegraph.variants import NEAR, RESIDUES, TOLERANCE, Names, Range, Variant, Variants, fastest
+from fusegraph.variants import NEAR, TOLERANCE, Names, Variant, Variants, fastest
 
 #: What `partitioned` returns.
 _Partitioned: TypeAlias = tuple[Steps, Partition, Sequence[Chosen]]

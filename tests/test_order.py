@@ -11,7 +11,7 @@ from graphs import check_all
 
 import fusegraph as fg
 from codegen.target import PORTABLE, target
-from fusegraph.lowering import rows
+from fusegraph.lowering import parallelism
 from fusegraph.lowering.base import Options
 from fusegraph.passes import order, split_reductions
 from fusegraph.plan import by_cost_model, plan
@@ -85,8 +85,8 @@ def test_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         (split_reductions, "SHORT_BYTES", 512),
         (split_reductions, "LEAST_PART_BYTES", 256),
         (split_reductions, "BUSY", 1 << 20),
-        (rows, "LONG_BYTES", 512),
-        (rows, "BLOCK_RATE", 1e-3),
+        (parallelism, "LONG_BYTES", 512),
+        (parallelism, "BLOCK_RATE", 1e-3),
     ):
         monkeypatch.setattr(module, name, value)
     g = fg.Graph("columns")

@@ -18,8 +18,9 @@ from fusegraph.lowering.base import Options
 from fusegraph.plan import source_of
 from fusegraph.ranges import plan_ranges
 from fusegraph.runtime.targets import named
+from fusegraph.size_ranges import RESIDUES, Range
 from fusegraph.sized_graphs import graph_at
-from fusegraph.variants import RESIDUES, Range, Variants
+from fusegraph.variants import Variants
 
 #: (least, most, multiple_of): what divides both ends divides few sizes between; narrow, wide, and of one size but one.
 BOUNDS = ((120, 128, 1), (7, 11, 1), (2, 3, 1), (1, 300, 1), (16, 400, 8), (60, 66, 3), (31, 33, 1), (127, 257, 2))

@@ -11,7 +11,7 @@ from graphs import check_all, check_on_gpu, compile_for, executables
 import fusegraph as fg
 from codegen.target import target
 from fusegraph.dtypes import float32
-from fusegraph.lowering import rows
+from fusegraph.lowering import parallelism
 from fusegraph.lowering.base import Options
 from fusegraph.ops.modes import COMBINED, PARTS
 from fusegraph.ops.partial import PARTIAL
@@ -80,7 +80,7 @@ def test_what_the_user_sees() -> None:
 def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits short reductions, too."""
     monkeypatch.setattr(split_reductions, "SHORT_BYTES", 512)
-    monkeypatch.setattr(rows, "BLOCK_RATE", 1e-3)
+    monkeypatch.setattr(parallelism, "BLOCK_RATE", 1e-3)
     monkeypatch.setattr(split_reductions, "LEAST_PART_BYTES", 256)
     monkeypatch.setattr(split_reductions, "BUSY", 1 << 20)
     monkeypatch.setattr(split_reductions, "_returns", lambda *_: False)

@@ -14,8 +14,7 @@ class WgmmaPartials(Partials):
 
     Columns: when a chunk of columns is complete, the lanes of a warp combine its 16 rows, 16 columns at a time, without
     waiting in between, and leave the values in shared memory.  Then one thread per column combines the values of the
-    four warps.  Rows: the four lanes
-    that have columns of a row combine their values at the end of the tile.
+    four warps.  Rows: the four lanes that have columns of a row combine their values at the end of the tile.
     """
 
     def __init__(self, block: Block) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 
+from codegen.arch import REGISTERS_PER_SM
 from codegen.declined import Declined
 from codegen.expr import Operand
 from codegen.family import Schedule
@@ -23,8 +24,6 @@ KEPT_WORDS = 32
 SHARED_THREADS = 512
 #: Registers that a thread needs besides, further ones that keep the compiler from spilling, and the most in all.
 OTHER_REGISTERS, SLACK_REGISTERS, MOST_REGISTERS = 30, 14, 128
-#: Registers of a multiprocessor, since Maxwell.
-REGISTERS_PER_SM = 64 << 10
 #: Fewest bytes of a row that are worth a block of a cluster.
 LEAST_CLUSTER_BYTES = 8 * 1024
 #: Schedules estimated to be worse than the best by this factor are not tried, nor are more than this number.

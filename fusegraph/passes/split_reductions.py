@@ -20,8 +20,8 @@ from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
+from fusegraph.lowering.parallelism import LOOKS, Parallelism, keeps_whole, parallelism
 from fusegraph.lowering.partials import mode_of
-from fusegraph.lowering.rows import LOOKS, Parallelism, keeps_whole, parallelism
 from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.base import Role

@@ -1,7 +1,7 @@
 """Calls what is compiled once at one random size after another; each case in a process of its own.
 
-On a GPU all cases are at work at once, but for the times of replays.  A run goes on where the last
-one stopped: rows are saved as they come, beside a folder with the caches.
+On a GPU all cases are at work at once, but for the times of replays.  A run goes on where the last one stopped: rows
+are saved as they come, beside a folder with the caches.
 """
 
 from __future__ import annotations
