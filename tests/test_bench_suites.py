@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from fusegraph.bench.sweep.run import Row as SweepRow
+from fusegraph.bench.sweep.rows import Row as SweepRow
 from fusegraph.bench.torch_engines import OURS, kept, on_engine
 from fusegraph.bench.zoo.run import Figures, Row
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
@@ -15,7 +17,9 @@ pytest.importorskip("torch")
 from fusegraph.bench.sweep.cases import KINDS, case
 from fusegraph.bench.sweep.draw import DTYPES, MOST_BYTES, MOST_OPERATIONS, Case
 from fusegraph.bench.sweep.figures import HEADS, choices, summary, table, worst
-from fusegraph.bench.sweep.run import Row, Sweep, _difference, operands, row_from_data
+from fusegraph.bench.sweep.measured import Settings, _difference, operands
+from fusegraph.bench.sweep.rows import Row, row_from_data
+from fusegraph.bench.sweep.run import Sweep
 from fusegraph.cli import main
 
 
@@ -132,14 +136,51 @@ def test_figures() -> None:
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     file = tmp_path / "sweep.json"
-    made = Sweep(7, ["conv"], [], file)
+    made = Sweep(Settings(7, ("conv",)), file)
     made.rows = {row.number: row for row in _rows()}
     made.save()
-    again = Sweep(7, ["conv"], [], file)
+    again = Sweep(Settings(7, ("conv",)), file)
     assert again.rows == made.rows
     assert again.missing(7) == [5, 6]
-    assert not Sweep(8, ["conv"], [], file).rows
+    assert not Sweep(Settings(8, ("conv",)), file).rows
     assert json.loads(file.read_text())["seed"] == 7
+
+
+class _Made:
+    """Cases that take no time: every fourth is slow, number 5 fails, number 6 ends its process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._numbers: list[int] = []
+        self._slow: list[int] = []
+
+    def examine(self) -> None:
+        pass
+
+    def compile(self, number: int) -> None:
+        if number == 5:
+            raise ValueError("no")
+        if number == 6:
+            os._exit(7)
+        self._numbers.append(number)
+
+    def time(self) -> list[Row]:
+        again = [Row(n, "again", us={"eager": 1.0, "fusegraph": 2.0}, tuned_us=1.5) for n in self._slow]
+        made = [Row(n, "new", us={"eager": 1.0, "fusegraph": 2.0 if n % 4 == 0 else 1.0}) for n in self._numbers]
+        self._slow, self._numbers = [row.number for row in made if row.number % 4 == 0], []
+        return again + made
+
+
+def test_a_run_measures_every_case_whatever_fails(tmp_path: Path) -> None:
+    made = Sweep(Settings(7), tmp_path / "sweep.json")
+    rows = list(made.measure(12, 2, time.perf_counter() + 60, _Made))
+    assert made.missing(12) == []
+    assert sorted(row.number for row in rows if row.name == "again") == [0, 4, 8]
+    assert {n: row.why for n, row in made.rows.items() if row.why} == {
+        5: {"fusegraph": "ValueError: no"},
+        6: {"fusegraph": "its process ended with status 7"},
+    }
+    assert Sweep(Settings(7), tmp_path / "sweep.json").rows == made.rows
+    assert list(Sweep(Settings(7)).measure(12, 2, time.perf_counter(), _Made)) == []
 
 
 def test_command(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

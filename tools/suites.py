@@ -19,7 +19,7 @@ from fusegraph.bench.schedules.fit import closeness
 from fusegraph.bench.sizes import figures as sizes_figures
 from fusegraph.bench.sizes.run import Row as SizesRow
 from fusegraph.bench.sweep import figures as sweep_figures
-from fusegraph.bench.sweep.run import row_from_data as sweep_row
+from fusegraph.bench.sweep.rows import row_from_data as sweep_row
 from fusegraph.bench.zoo import figures as zoo_figures
 from fusegraph.bench.zoo.run import row_from_data as zoo_row
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -64,6 +64,50 @@ def each(
             pipe.close()
 
 
+class Servant:
+    """A process with an object of its own, whose methods it calls for this one, one at a time.
+
+    ``make`` makes the object; it can be pickled.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(make, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._limit_s = self._until = 0.0
+
+    def begin(self, method: str, *arguments: Any, limit_s: float) -> None:
+        """Begins a call, which has so many seconds; `result` ends it."""
+        self._limit_s, self._until = limit_s, time.perf_counter() + limit_s
+        with suppress(OSError):  # a process that is gone has no result
+            self._pipe.send((method, arguments))
+
+    def result(self) -> Any:
+        """Returns what the call returned, or a Failure: it raised, took too long, or its process ended."""
+        answered = self._pipe.poll(max(0.0, self._until - time.perf_counter()))
+        try:
+            return self._pipe.recv() if answered else Failure(f"not done within {self._limit_s:g} s")
+        except (EOFError, OSError):
+            self._process.join(10)
+            return Failure(f"its process ended with status {self._process.exitcode}")
+
+    def end(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    @staticmethod
+    def ready(servants: Sequence[Servant]) -> list[bool]:
+        """Waits until a call of one of them has a result or took too long; tells which have."""
+        first = min(servant._until for servant in servants)
+        pipes = wait([servant._pipe for servant in servants], timeout=max(0.0, first - time.perf_counter()))
+        now = time.perf_counter()
+        return [servant._pipe in pipes or now >= servant._until for servant in servants]
+
+
 @contextmanager
 def alone(caches: str, *, compiles: bool = False) -> Iterator[None]:
     """Waits until no other process measures whose caches lie beside these; a lock that ends with the process.
@@ -79,11 +123,22 @@ def alone(caches: str, *, compiles: bool = False) -> Iterator[None]:
 
 def _work(function: Callable[[Any], Any], job: Any, pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    pipe.send(_tried(function, job))
+
+
+def _serve(make: Callable[[], Any], pipe: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    made = _tried(make)
+    while True:
+        method, arguments = pipe.recv()
+        pipe.send(made if isinstance(made, Failure) else _tried(getattr(made, method), *arguments))
+
+
+def _tried(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        result = function(job)
+        return function(*arguments)
     except Exception as error:
-        result = Failure(told(error))
-    pipe.send(result)
+        return Failure(told(error))
 
 
 def _end_with_parent() -> None:

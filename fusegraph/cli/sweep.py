@@ -7,15 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusegraph.bench.measure import Bench
 from fusegraph.cli.console import NOT_OK, note, progress, say
 from fusegraph.cli.suites import check_gpu, check_torch, facts, pattern
 from fusegraph.errors import FusegraphError
 from fusegraph.report import artifacts
-
-#: The share of the time that is for compiling; and the cases that are compiled before they are timed, so that a run
-#: that is cut short has timed most of what it compiled.
-COMPILING, AT_ONCE = 0.55, 400
 
 
 def sweep(
@@ -40,6 +35,7 @@ def sweep(
     from fusegraph.bench.sweep.cases import KINDS, case
     from fusegraph.bench.sweep.draw import DTYPES
     from fusegraph.bench.sweep.figures import summary, worst
+    from fusegraph.bench.sweep.measured import Settings
     from fusegraph.bench.sweep.run import Sweep
 
     wanted = pattern(only)
@@ -56,29 +52,13 @@ def sweep(
         raise FusegraphError(f"--peers: a sweep has torch, torch.compile and, if asked for, cudnn; got {peers}")
     check_gpu()
     file = None if json_file is None else artifacts.prepare_file(Path(json_file))
-    made = Sweep(seed, kinds, dtypes, file, cudnn="cudnn" in more)
+    made = Sweep(Settings(seed, tuple(kinds), tuple(dtypes), "cudnn" in more), file)
     made.facts = facts(commit)
     if made.rows:
         note(f"going on from {file}: {len(made.rows)} cases are measured already")
-    bench, end = Bench(), time.perf_counter() + 60 * minutes
-    while (numbers := made.missing(count)[:AT_ONCE]) and time.perf_counter() < end:
-        ready = []
-        step = progress(len(numbers))
-        step("compiling cases")
-        seconds = (end - time.perf_counter()) * COMPILING
-        for n, _ in made.prepare(numbers, max(1, (os.cpu_count() or 2) - 1), seconds):
-            ready.append(n)
-            step("compiling cases", advance=1)
-        note(f"{len(ready)} of {len(numbers)} cases are compiled, {end - time.perf_counter():.0f} s are left")
-        step = progress(len(ready))
-        for n in ready:
-            if time.perf_counter() < end:
-                step(f"timing case {n}")
-                made.measure(n, bench)
-                made.save()
-                step(f"timing case {n}", advance=1)
-        if not ready:
-            break
+    step, end = progress(len(made.missing(count))), time.perf_counter() + 60 * minutes
+    for row in made.measure(count, os.cpu_count() or 2, end):
+        step(row.name, advance=int(not row.kernels))
     rows = [made.rows[n] for n in sorted(made.rows)]
     say(summary(rows))
     say("")

@@ -10,7 +10,7 @@ from codegen import KernelSpec
 from codegen.spec_data import spec_data, spec_from_data
 from codegen.target import Target
 from fusegraph.bench.sweep.cases import case
-from fusegraph.bench.sweep.run import operands
+from fusegraph.bench.sweep.measured import operands
 from fusegraph.bench.traced import graphs_of
 from fusegraph.bench.zoo.models import MODELS, called
 from fusegraph.dtypes import BY_NAME, DType

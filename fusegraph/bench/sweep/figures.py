@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from fusegraph.bench.results import columns
-from fusegraph.bench.sweep.run import SLOW, Row
+from fusegraph.bench.sweep.rows import SLOW, Row
 
 #: Columns of `table`: of the cases that both run, the geometric mean of the fastest peer's time over ours, the share of
 #: those below 0.9 and 0.7, the worst; how many do not run; how many slow ones are so for which reason; and the
