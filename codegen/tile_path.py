@@ -23,7 +23,8 @@ from codegen.target import Target
 PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
 #: Bytes of a line of the L1 cache; instructions that an access takes as long as of a lane that reads a line of its own,
-#: and an asynchronous copy of 4 bytes: a warp's takes 27 cycles, measured of images with channels first in float32.
+#: and one of at most 4 bytes: a warp's takes 27 cycles as an asynchronous copy of images with channels first in float32,
+#: and 23 as loads of rows of 1001 elements of 16 bits, both measured.
 LINE_BYTES, SCATTERED, WORD_COPY = 128, 64.0, 100.0
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction
 
@@ -167,9 +168,11 @@ class TilePath:
 
     @once
     def busy(self) -> float:
-        """Instructions that a piece takes as long as: where words are copied one by one, more than it has."""
-        by_words = self.copied and self.vector * self.gather.operand.dtype.itemsize == 4
-        return self.effort + (self.piece / self.vector * WORD_COPY if by_words else 0.0)
+        """Instructions that a piece takes as long as: where it comes in words of rows far apart, more than it has."""
+        itemsize = self.gather.operand.dtype.itemsize
+        far = self.copied or abs(self.gather.outer[-1]) * itemsize >= LINE_BYTES
+        narrow = self.vector * itemsize <= 4 and far
+        return self.effort + (self.piece / self.vector * WORD_COPY if narrow else 0.0)
 
     @property
     def _apart(self) -> int:

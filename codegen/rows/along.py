@@ -210,16 +210,17 @@ class AlongRenderer(RowsRenderer):
 
     @contextmanager
     def _over_row(self, *, loading: bool = False) -> Iterator[None]:
-        # Where rows stay in registers, passes are spelled out; those past the end are left out, or, when loading, read
-        # the last vector, so that no load waits for a condition.
+        # Where rows stay in registers, passes are spelled out, as are a few of other rows: a compiler does not know how
+        # few they are, and the code of a short kernel takes longer to arrive than to run.  Those past the end are left
+        # out, or, when loading registers, read the last vector, so that no load waits for a condition.
         w, s = self.w, self.s
         several = s.lanes * s.cluster > 1
         beside = s.form == "shared" and s.cluster > 1 and not self.unrolled
         many = f" * {s.vector}" if s.vector > 1 else ""
         start = f"lane{many}" if several else "0"
-        if not self.unrolled and (self.ragged or not self.unroll):
-            if most(self.length // self.step) >= PASSES:
-                w.line(f"#pragma unroll {PASSES}")
+        clamped = self.ragged and loading and self.unrolled
+        if not self.unrolled and (not self.unroll or (self.ragged and self.unroll > PASSES)):
+            w.line(f"#pragma unroll {PASSES}")
             at, more = (f", at = threadIdx.x{many}", f", at += {s.lanes * s.vector}") if beside else ("", "")
             first = f"{s.itype} col = {self._from(start)}{at}"
             with w.block(f"for ({first}; col < {self.end}; col += {self.step}{more})"):
@@ -234,7 +235,7 @@ class AlongRenderer(RowsRenderer):
             inner = f"u * {s.lanes * s.cluster} + lane" if several else "u"
             start = f"({inner}){many}" if several and many else f"{inner}{many}"
         start = self._from(start)
-        if self.ragged and loading:
+        if clamped:
             start = start if several else f"{s.itype}({start})"
             start = at_most(start, self.space.total - s.vector, s.itype)
         with w.block(loop):
@@ -245,7 +246,7 @@ class AlongRenderer(RowsRenderer):
                 inner = f"(u * {s.lanes} + threadIdx.x)" if self.unroll > 1 else "threadIdx.x"
                 w.line(f"const uint32 at = {inner}{many};")
             self.cols = Coordinates(w, "col", self.space.row, s.itype, "col")
-            with w.guarded(self._inside(least(self.length // self.step)) if self.ragged and not loading else ""):
+            with w.guarded(self._inside(least(self.length // self.step)) if self.ragged and not clamped else ""):
                 yield
             for name, line in reversed(places.items()):
                 if not re.search(rf"\b{name}\b", "\n".join(w.lines[line + 1 :])):

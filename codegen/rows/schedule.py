@@ -212,7 +212,7 @@ def _in_shared(
     per_sm = target.arch.shared_bytes_per_sm
     for room in (per_sm // 4, per_sm // 2 - 1024, target.arch.shared_bytes_per_block):
         cluster = next((c for c in clusters_of(target) if itemsize * length <= c * (room - EXCHANGE_BYTES)), None)
-        if cluster is not None:
+        if cluster is not None and most(length) > vector * lanes * cluster:  # else registers keep all of it
             schedule = RowsSchedule("shared", vector, lanes, 1, "", cluster=cluster)
             nbytes = -(-itemsize * length // cluster)
             resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))

@@ -30,6 +30,7 @@ from fusegraph.passes.decompose import decompose_for_kernels
 from fusegraph.passes.filter_gradients import sum_by_bands
 from fusegraph.passes.fuse_gradients import fuse_gradients
 from fusegraph.passes.image_layouts import lay_out_images
+from fusegraph.passes.index_runs import take_runs
 from fusegraph.passes.joined_products import join_products
 from fusegraph.passes.joined_reductions import divide_reductions
 from fusegraph.passes.joins import copy_parts
@@ -72,6 +73,7 @@ from fusegraph.passes.split_sorts import split_sorts
 from fusegraph.passes.stacked_results import stack_results
 from fusegraph.passes.sum_logits import sum_logits
 from fusegraph.passes.transposes import move_transposes
+from fusegraph.passes.vector_products import sum_products
 from fusegraph.passes.views import foresee_views
 from fusegraph.phases import phase
 
@@ -113,6 +115,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("orders", order_by_views),
     Pass("positions", place),
     Pass("simplification", simplify),
+    Pass("runs of positions", take_runs),
     Pass("bit fields", join_fields),
     Pass("batches", take_apart),
     Pass("shared heads", share_heads),
@@ -126,6 +129,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass(FUSED_GRADIENTS, fuse_gradients),
     Pass("single elements", combine_single_elements),
     Pass("stacked results", stack_results),
+    Pass("products with vectors", sum_products),
     Pass("products in parts", split_products),
     Pass("attention in parts", split_attention),
     Pass("order of attention", order_attention),

@@ -1,0 +1,72 @@
+"""Gathers at known positions that are a few runs of neighbours: rolled tensors, which torch and ONNX write so."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from codegen.sizes import Size
+from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.lowering.base import DEFAULTS, Options
+from fusegraph.ops import TABLE
+from fusegraph.ops.base import Array, Kind, Role
+from fusegraph.ops.convert import to_reference
+from fusegraph.ops.evaluate import evaluate
+from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced
+
+#: Of more runs each element's place is looked up.
+MOST_RUNS = 4
+#: Positions that are looked at.
+MOST_POSITIONS = 1 << 16
+
+
+def take_runs(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+    """Writes gathers at a few runs of neighbouring positions as slices, one after the other."""
+    return replaced(graph, lambda node: _runs(graph, node), _write)
+
+
+def _runs(graph: Graph, node: Node) -> list[tuple[int, int]] | None:
+    """Returns the first and the last position of each run; None for other nodes."""
+    if node.op.role is not Role.GATHER:
+        return None
+    x, index = node.inputs
+    places = _known(graph, index) if index.rank == 1 and node.output.size else None
+    if places is None:
+        return None
+    ends = np.flatnonzero(np.diff(places) != 1)
+    if len(ends) >= MOST_RUNS or places.min() < 0 or places.max() >= x.shape[node.attributes["axis"]]:
+        return None
+    firsts, lasts = places[np.r_[0, ends + 1]], places[np.r_[ends, len(places) - 1]]
+    return [(int(first), int(last)) for first, last in zip(firsts, lasts)]
+
+
+def _known(graph: Graph, tensor: Tensor) -> Array | None:
+    """Returns the integers of a line that follow from positions and constants alone; None for others."""
+    if tensor.rank > 1 or isinstance(tensor.size, Size) or tensor.size > MOST_POSITIONS:
+        return None
+    if tensor.value is not None:
+        return to_reference(np.asarray(tensor.value), tensor.dtype)
+    node = graph.producer(tensor)
+    if node is None or node.op.random or node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):
+        return None
+    operands = [] if node.op.role is Role.INDEX else [_known(graph, t) for t in node.inputs]
+    if any(x is None for x in operands):
+        return None
+    if node.op.role is Role.INDEX:
+        operands = [np.zeros(node.inputs[0].shape)]
+    types = tuple(t.type for t in node.inputs)
+    (found,) = evaluate(node.op, types, node.attributes, (tensor.dtype,), [x for x in operands if x is not None])
+    return np.broadcast_to(found, tensor.shape).astype(np.int64) if tensor.dtype.is_int else found
+
+
+def _write(rewrite: Rewrite, node: Node, runs: list[tuple[int, int]]) -> None:
+    graph, x, axis = rewrite.graph, rewrite.new[node.inputs[0]], node.attributes["axis"]
+
+    def part(first: int, last: int) -> Tensor:
+        starts, stops = [0] * x.rank, list(x.shape)
+        starts[axis], stops[axis] = first, last + 1
+        cut = {"starts": tuple(starts), "stops": tuple(stops), "steps": (1,) * x.rank}
+        return graph.apply(TABLE["slice"], (x,), cut)
+
+    joined = TABLE["concatenate"]
+    parts = tuple(part(*run) for run in runs)
+    graph.add_node(Node(joined, parts, {**joined.attributes, "axis": axis}, rewrite.result(node.output)))
