@@ -23,7 +23,7 @@ from codegen.target import Target
 PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
 #: Bytes of a line of the L1 cache; instructions that an access takes as long as of a lane that reads a line of its own,
-#: and one of at most 4 bytes: a warp's takes 27 cycles as an asynchronous copy of images with channels first in float32,
+#: and one of at most 4 bytes: a warp's takes 27 cycles as a copy of images with channels first in float32,
 #: and 23 as loads of rows of 1001 elements of 16 bits, both measured.
 LINE_BYTES, SCATTERED, WORD_COPY = 128, 64.0, 100.0
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction

@@ -58,12 +58,17 @@ def _coarse_mma(spec: ContractionSpec, schedule: MmaSchedule) -> int | None:
     return 0 if product_types(spec, schedule.widen)[0].startswith("float8") else None
 
 
-def _in_parts(spec: ContractionSpec) -> bool:
-    """Tells whether tensor cores would multiply float32 in parts, which multiply-adds can be faster than."""
+#: Columns or rows of a product of float32 which fill no tile of tensor cores.
+NARROW = 16
+
+
+def _may_be_slower(spec: ContractionSpec) -> bool:
+    """Tells whether multiply-adds can be faster than tensor cores: those multiply float32 in parts, or few columns."""
     try:
-        return product_types(spec, widen=False)[0] == BF16X6
+        kind = product_types(spec, widen=False)[0]
     except Declined:
         return False
+    return kind == BF16X6 or (kind == "tf32" and min(most(prod(spec.m)), most(prod(spec.n))) <= NARROW)
 
 
 def _dense(function: Callable[..., T]) -> Callable[..., T]:
@@ -130,7 +135,7 @@ FAMILY = EstimatedFamily(
             cost=simt_schedule.cost, early=_waits,
         ),
     ),
-    last_competes=_in_parts,
+    last_competes=_may_be_slower,
 )  # fmt: skip
 
 

@@ -40,14 +40,15 @@ def random_array(
     return DeviceArray(buffer.pointer, tuple(shape), tuple(strides), dtype, cuda_device(device), buffer)
 
 
-def array_like(tensor: Tensor, device: int = 0, seed: int = 0) -> DeviceArray:
-    """Returns a random array like a tensor; zeros for metadata of sparse products, which are no numbers.
+def array_like(tensor: Any, device: int = 0, seed: int = 0) -> DeviceArray:
+    """Returns a random array like a tensor, or whatever has a shape, strides and a dtype.
 
-    Kernels take these for valid ones.
+    For metadata of sparse products, which are no numbers, it returns zeros, which kernels take for valid ones.
     """
     array = random_array(tensor.shape, tensor.strides, tensor.dtype, device, seed)
-    graph: Any = tensor.graph
-    if any(n.op.role is Role.SPARSE_MATMUL and tensor in n.inputs[2:] for n in graph.consumers(tensor)):
+    graph: Any = tensor.graph if isinstance(tensor, Tensor) else None
+    readers = [] if graph is None else graph.consumers(tensor)
+    if any(n.op.role is Role.SPARSE_MATMUL and tensor in n.inputs[2:] for n in readers):
         driver.memset(array.pointer, 0, tensor.nbytes, device)
         driver.synchronize(0, device)
     return array

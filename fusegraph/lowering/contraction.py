@@ -87,11 +87,11 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
             raise Declined(
                 f"{tensor.name!r} {list(tensor.shape)} is needed in memory but is smaller than the result {list(shape)}"
             )
-        target = options.target.planned
-        if convolution.turned_behind(anchor, tensor, target) and not convolution.turned_behind(
-            anchor, anchor.output, target
-        ):
-            raise Declined(f"{anchor.name!r} has neighbours in other tiles: another kernel turns {tensor.name!r}")
+    whole = [t for t in (*view.writes, *view.reads) if t.shape == shape and t not in anchor.inputs]
+    if not convolution.turned_behind(anchor, anchor.output, options.target.planned):
+        for tensor in whole:
+            if convolution.turned_behind(anchor, tensor, options.target.planned):
+                raise Declined(f"{anchor.name!r} has neighbours in other tiles: another kernel turns {tensor.name!r}")
     check_size(view)
     if any(view.before([a.inputs[1]]) for a in anchors[1:]):
         try:
