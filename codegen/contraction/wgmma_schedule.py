@@ -308,6 +308,8 @@ PARTIAL_ROW, SHORT_ROW = 6.0, 1.4
 #: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, and for a function.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
 FILL_PIECE, FUNCTION = 12.0, 20.0
+#: How much longer one such warpgroup takes than two, whatever it waits for: half as much is in flight.
+ONE_FILLS = 1.15
 #: Instructions that splitting an element takes; cycles of the L1 cache for a thread's read of a line of its own, and
 #: such reads for a piece whose elements are read one by one; how much longer such a piece takes if the elements are of
 #: several taps of windows.
@@ -351,7 +353,8 @@ def _filling(layout: Layout) -> float:
     if not instructions:
         return 0.0
     rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
-    return max(instructions / rate, lines, sectors / SECTOR_RATE, FILL_LATENCY)
+    alone = ONE_FILLS if s.producer_warpgroups == 1 else 1.0
+    return alone * max(instructions / rate, lines, sectors / SECTOR_RATE, FILL_LATENCY)
 
 
 def _far(way: TilePath) -> bool:

@@ -156,11 +156,11 @@ def channels_last(spec: DirectConvolutionSpec) -> bool:
 def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedule]:
     """Yields strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time.
 
-    Nor are there any where rows are not written as they are read, or are read for several planes of taps, and whole
-    images fit shared memory.
+    Nor are there any where rows are not written as they are read, in vectors, or are read for several planes of taps,
+    and whole images fit shared memory.
     """
     best = strips_schedule(spec, target)
-    again = any(spec.across) or spec.taps[0] > 1
+    again = any(spec.across) or spec.taps[0] > 1 or (best is not None and spec.out[2] % best.vector > 0)
     if best is not None and not (again and any(flat_candidates(spec, target, best.itype))):
         yield best
         for rows in STRIP_CANDIDATES:
