@@ -86,3 +86,26 @@ def test_images_of_an_odd_number_of_pixels():
     ]
     for exe in check_cases(cases, guard=True):
         assert "load_results<1" in exe.plan.kernels[0].source.code
+
+
+def strided(size: tuple[int, ...], channels: int, taps: int, **attributes: Any) -> Case:
+    """Returns a gradient by phases, whose rows lie apart, and a residual that lies like it."""
+    graph = fg.Graph("dgrad", io_dtype="bfloat16")
+    loss, w = (
+        graph.tensor(name, dims, layout="channels_last")
+        for name, dims in (("loss", (2, 64, 5, 6)), ("w", (64, channels, taps, taps)))
+    )
+    y = graph.conv_dgrad(loss, w, size=size, stride=2, **attributes)
+    residual = graph.tensor("residual", y.shape, layout="channels_last")
+    graph.output(graph.relu(y) + residual, name="y", layout="channels_last")
+    return Case(graph, "contraction")
+
+
+def test_residuals_of_phases_are_fetched_by_rows():
+    cases = [
+        hopper(strided((9, 11), 48, 5, padding=2), shape(1, 64)),
+        hopper(strided((10, 12), 40, 4, padding=1), shape(2, 64)),
+        hopper(strided((9, 12), 24, 3, padding=1), shape(1, 32)),
+    ]
+    for exe in check_cases(cases, guard=True):
+        assert "fetch_row<" in exe.plan.kernels[0].source.code

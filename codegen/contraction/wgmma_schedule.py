@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 from codegen.bf16x6 import BF16X6, PARTS, PRODUCTS, ROW, TERMS
 from codegen.buffers import Buffer
@@ -15,7 +15,7 @@ from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, PIECES, RESERVE,
 from codegen.declined import Declined
 from codegen.expr import Program
 from codegen.filled_tiles import filled
-from codegen.operands import ComputedOperand, MappedOperand, OperandTiles, panel_size, round_up
+from codegen.operands import ComputedOperand, Gathered, MappedOperand, OperandTiles, panel_size, round_up
 from codegen.ranking import in_order, least
 from codegen.records import changed
 from codegen.scaled_tiles import ScaledOperand, scaled
@@ -302,6 +302,8 @@ LATENCY = 1500.0
 MEMORY_SHARE, ROUND_TRIP, OVERLAP = 0.73125, 2000.0, 0.2
 #: Cycles of a warp's copy of 32 pieces; the factor if it rounds them; cycles of TMA for a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
+#: Bytes of a line of the L2 cache; how much longer a row of a panel takes that lies in two of them.
+LINE_BYTES, SECOND_LINE = 128, 0.8
 #: Cycles of TMA for a row of windows some of whose channels do not exist; how much longer short rows of windows take.
 PARTIAL_ROW, SHORT_ROW = 6.0, 1.4
 #: Instructions in a cycle of a warpgroup whose threads fill tiles, and of any number of such warpgroups; cycles until
@@ -418,19 +420,33 @@ def _loading(layout: Layout, target: Target) -> float:
     """Returns the estimated cycles in which a stage is brought, as far as nothing is computed."""
     s, parts, k = layout.s, layout.parts, layout.parts.reduction
     rate = SPARSE_L2_SHARE * target.l2_rate if k.sparse else target.l2_rate
-    loads = (layout.ring.stage_bytes + layout.single_rows.stage_bytes) / rate
+    mapped = parts.a if isinstance(parts.a, MappedOperand) else None
+    across = _lines_of_row(parts.a, k.itemsize), _lines_of_row(parts.b, k.itemsize)
+    ring = sum(buffer.stage_bytes * n for buffer, n in zip(layout.ring, across)) if len(layout.ring) == 2 else 0
+    loads = (max(ring, layout.ring.stage_bytes) + layout.single_rows.stage_bytes) / rate
     if s.gather:
-        return loads + s.tile_m * PIECES / 32 * GATHER * (ROUNDED if k.itemsize == 4 else 1.0)
+        return loads + s.tile_m * PIECES / 32 * GATHER * across[0] * (ROUNDED if k.itemsize == 4 else 1.0)
     # TMA takes as long for a short row as for one of 128 bytes.
     rows = 1 if parts.b.along_k else k.panel / panel_size(s.tile_n, k.itemsize)
-    mapped = parts.a if isinstance(parts.a, MappedOperand) else None
     lines = mapped.lines(s.tile_m, parts.rows) if mapped else s.tile_m
     narrow = k.panel / mapped.width if mapped and mapped.width else 1.0
-    every = (lines * narrow * min(narrow, SHORT_ROW) + s.tile_n * layout.spec.products * rows) * k.per_stage
+    ours, theirs = lines * narrow * min(narrow, SHORT_ROW), s.tile_n * layout.spec.products * rows
+    every = (ours * across[0] + theirs * across[1]) * k.per_stage
     # The share of the panels of windows that it must fill with zeros behind the last channel.
     windows = mapped is not None and mapped.im2col and mapped.along_k
     partial = 1 / k.chunks if windows and k.channels % k.panel else 0.0
     return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
+
+
+def _lines_of_row(operand: object, itemsize: int) -> float:
+    """Returns how much longer a row of a panel takes, on average, than one that begins with a line of the L2 cache."""
+    if isinstance(operand, Gathered):
+        strides = [int(step) * itemsize for step in operand.image.steps]
+    elif isinstance(operand, MappedOperand):
+        strides = [*map(int, operand.map.strides)]
+    else:
+        return 1.0
+    return 1.0 + SECOND_LINE * (1.0 - gcd(LINE_BYTES, *strides) / LINE_BYTES)
 
 
 def _multiplying(s: WgmmaSchedule, cols: int, row: int, target: Target) -> float:

@@ -211,8 +211,8 @@ class CarriedResults(StagedResults):
 class ResultsCarriedByWarps(CarriedResults):
     """Results of which each warp carries out its own rows: it need not wait for the others.
 
-    Operands as large as the results whose rows begin anywhere are fetched the same way, to the buffer of an output with
-    elements of the same type: results take the place of what was read.
+    Operands as large as the results whose rows begin anywhere, or are not all there, are fetched the same way, to the
+    buffer of an output with elements of the same type: results take the place of what was read.
     """
 
     step = buffer = ""
@@ -222,7 +222,8 @@ class ResultsCarriedByWarps(CarriedResults):
         for n, op in enumerate(self.layout.program.loads):
             alike = [k for k, out in enumerate(self.layout.stores) if out.dtype == op.dtype]
             free = [k for k in alike if k not in self.held.values()]
-            if free and op.strides[-1] == 1 and any(op.strides[:-1]) and self._anywhere(op):
+            scattered = self._anywhere(op) or bool(block.spec.results)
+            if free and op.strides[-1] == 1 and any(op.strides[:-1]) and scattered:
                 self.held[n] = free[0]
 
     def begin(self) -> None:
