@@ -67,6 +67,13 @@ class _Across:
         program = self.space.program
         return any(self.space.varies(store.operand) for store in program.stores) or len(program.reductions) > 1
 
+    @once
+    def turned(self) -> bool:
+        """Whether what is written lies along rows, so that neighbouring threads write far apart."""
+        beside = len(self.space.outer) - 1
+        written = [x.operand.strides for x in self.space.program.stores if self.space.varies(x.operand)]
+        return bool(written) and all(x[-1] == 1 and x[beside] != 1 for x in written)
+
     def blocks(self, side: int) -> int:
         return -(-prod(self.space.outer) // (side * self.vector))
 
@@ -154,6 +161,8 @@ def _plain(of: _Across, itype: str) -> Iterator[RowsSchedule]:
         narrow = [side for side in sides if side * vector * of.itemsize >= SECTOR_BYTES] or sides[:1]
         best = narrow[-1]
     order = [best, *(side for side in sides if side != best and side * vector * of.itemsize >= SECTOR_BYTES)]
+    if of.turned:  # a warp reads whole sectors, and writes them
+        order.sort(key=lambda side: (32 // side * of.itemsize < SECTOR_BYTES, -side))
     for side in order[:3]:
         # An SM with few blocks to work on needs large ones, and has all registers for them.
         few = of.blocks(side) < 1.5 * target.sms

@@ -158,13 +158,18 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
     whole = parallelism(x, axes)
-    if not whole.across:
+    if not whole.across and _turns(graph, node, x) and whole.blocks < BUSY * target.sms:
+        cycles = _estimates(whole, True, target)
+        short = cycles[WHOLE] <= cycles[PARTS]
+    elif returns(graph, node, target):
+        return None
+    elif not whole.across:
         short = whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES
     elif _returns(graph, node, x):
         short = keeps_whole(whole, target)
     else:
         short = whole.blocks >= BUSY * target.sms or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
-    if short or returns(graph, node, target):
+    if short:
         return None
     size = chunk_of(x, axes, whole, target)
     return size if size < prod(x.shape[d] for d in axes) else None
@@ -201,6 +206,20 @@ def returns(graph: Graph, node: Node, target: Target) -> bool:
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
     """Returns true if something as large as what is reduced follows from the result."""
     return any(t.size >= x.size for n in followers(graph, node) for t in n.outputs)
+
+
+def _turns(graph: Graph, node: Node, x: Tensor) -> bool:
+    """Returns true if a result as large as what is reduced lies otherwise: its kernel writes elements one by one."""
+
+    def nearest(tensor: Tensor) -> int:
+        return min((stride, d) for d, stride in enumerate(tensor.strides) if tensor.shape[d] > 1)[1]
+
+    def leaves(tensor: Tensor) -> bool:
+        views = [n for n in graph.consumers(tensor) if n.op.role is Role.RESHAPE]
+        return tensor in graph.output_numbers or any(n.output in graph.output_numbers for n in views)
+
+    alike = [t for n in followers(graph, node) for t in n.outputs if t.shape == x.shape and leaves(t)]
+    return most(x.size) > 1 and any(nearest(t) != nearest(x) for t in alike)
 
 
 def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
