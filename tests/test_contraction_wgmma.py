@@ -290,7 +290,7 @@ def test_panels_of_fewer_channels():
         wgrad((2, 32, 10, 9), 40, (3, 3), "channels_last", padding=1),
         wgrad((1, 96, 9, 9), 24, (3, 2), "channels_last", padding=1, stride=2),
         wgrad((1, 16, 8, 9), 32, (5, 5), "channels_last", padding=2),
-        wgrad((1, 48, 12, 8), 72, (1, 3), "contiguous", dilation=2, padding=2),
+        wgrad((1, 48, 12, 8), 144, (1, 3), "contiguous", dilation=2, padding=2),
         wgrad((2, 64, 9, 9), 64, (3, 3), "channels_last", padding=1, groups=2),
     )
     cases = [hopper(case, shape(groups=1 + n % 3)) for n, case in enumerate(narrow)]

@@ -421,7 +421,10 @@ def _loading(layout: Layout, target: Target) -> float:
     s, parts, k = layout.s, layout.parts, layout.parts.reduction
     rate = SPARSE_L2_SHARE * target.l2_rate if k.sparse else target.l2_rate
     mapped = parts.a if isinstance(parts.a, MappedOperand) else None
-    across = _lines_of_row(parts.a, k.itemsize), _lines_of_row(parts.b, k.itemsize)
+    across = tuple(
+        _lines_of_row(side, k.itemsize, k.panel if getattr(side, "along_k", True) else panel_size(size, k.itemsize))
+        for side, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))
+    )
     ring = sum(buffer.stage_bytes * n for buffer, n in zip(layout.ring, across)) if len(layout.ring) == 2 else 0
     loads = (max(ring, layout.ring.stage_bytes) + layout.single_rows.stage_bytes) / rate
     if s.gather:
@@ -438,15 +441,18 @@ def _loading(layout: Layout, target: Target) -> float:
     return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
 
 
-def _lines_of_row(operand: object, itemsize: int) -> float:
-    """Returns how much longer a row of a panel takes, on average, than one that begins with a line of the L2 cache."""
+def _lines_of_row(operand: object, itemsize: int, elements: int) -> float:
+    """Returns how much longer a row of so many elements takes, on average, than one that lies in one line of the L2
+    cache.
+    """
     if isinstance(operand, Gathered):
         strides = [int(step) * itemsize for step in operand.image.steps]
     elif isinstance(operand, MappedOperand):
         strides = [*map(int, operand.map.strides)]
     else:
         return 1.0
-    return 1.0 + SECOND_LINE * (1.0 - gcd(LINE_BYTES, *strides) / LINE_BYTES)
+    step = gcd(LINE_BYTES, *strides)
+    return 1.0 + SECOND_LINE * max(0, min(elements * itemsize, LINE_BYTES) - step) / LINE_BYTES
 
 
 def _multiplying(s: WgmmaSchedule, cols: int, row: int, target: Target) -> float:

@@ -87,13 +87,21 @@ extern "C" __global__ void __launch_bounds__(64, 1) matmul_bias_gelu_ragged_kern
     for (int i = 0; i < 4; ++i) {
         const int32 m = row0 + ty * 4 + i;
         if (m >= 65) continue;
+        Vector<float, 4> bias_v[1];
+        {
+            const int32 n = col0 + tx * 4;
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                bias_v[0][e] = bias[min(n + e, 126)];
+            }
+        }
+        const int32 n = col0 + tx * 4;
         #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int32 n = col0 + tx * 4 + j;
-            if (n >= 127) continue;
-            const float bias_e = bias[n];
-            const float add = sum[i][j] + bias_e;
-            y[batch * 8255 + m * 127 + n] = math::gelu(add);
+        for (int e = 0; e < 4; ++e) {
+            if (n + e >= 127) continue;
+            const float bias_e = bias_v[0][e];
+            const float add = sum[i][e] + bias_e;
+            y[batch * 8255 + m * 127 + n + e] = math::gelu(add);
         }
     }
 }

@@ -1,0 +1,65 @@
+"""Gathers at known positions that are a few runs are slices, one after the other: rolled tensors and the like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fusegraph as fg
+from fusegraph.passes.index_runs import MOST_RUNS
+from fusegraph.plan import plan
+
+
+def rolled(size: int, by: int, axis: int = 1, dtype: str = "float32") -> fg.Graph:
+    """Returns a graph of torch.roll as it is written out: positions, a sum, a remainder."""
+    graph = fg.Graph("rolled", io_dtype=dtype)
+    shape = (3, size) if axis == 1 else (size, 5)
+    x = graph.tensor("x", shape)
+    places = graph.gen_index(graph.broadcast(graph.constant(0), (size,)), axis=0)
+    graph.output(graph.relu(graph.gather(x, graph.mod(places + (size - by), size), axis)), name="y")
+    return graph
+
+
+def gathered(places: list[int], size: int) -> fg.Graph:
+    graph = fg.Graph("gathered")
+    x = graph.tensor("x", (2, size))
+    graph.output(graph.gather(x, graph.constant(np.array(places, np.int64)), 1), name="y")
+    return graph
+
+
+def ops(graph: fg.Graph) -> list[str]:
+    return [n.op.name for n in plan(graph).simplified.nodes]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rolls_are_slices(axis: int) -> None:
+    graph = rolled(16, 5, axis)
+    assert "gather" not in ops(graph)
+    x = np.random.default_rng(0).standard_normal(graph.inputs[0].shape).astype(np.float32)
+    y = fg.compile(graph, engine="cpu")(x)
+    assert np.array_equal(y, np.maximum(np.roll(x, 5, axis), 0))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_whatever_the_runs_are(data: st.DataObject) -> None:
+    """Within the tensor or not, forwards, backwards or repeated: the elements are those that NumPy takes."""
+    size = data.draw(st.integers(1, 12))
+    places = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=9))
+    if data.draw(st.booleans()):
+        places = [*range(size // 2, size), *range(size // 2)]
+    graph = gathered(places, size)
+    x = np.random.default_rng(size).standard_normal((2, size)).astype(np.float32)
+    y = fg.compile(graph, engine="cpu")(x)
+    assert np.array_equal(y, x[:, places])
+    runs = 1 + int((np.diff(places) != 1).sum())
+    assert ("gather" in ops(graph)) == (runs > MOST_RUNS)
+
+
+def test_positions_that_are_data_or_outside_are_gathered() -> None:
+    graph = fg.Graph("data")
+    graph.output(graph.gather(graph.tensor("x", (2, 8)), graph.tensor("index", (8,), "int64"), 1))
+    assert "gather" in ops(graph)
+    assert "gather" in ops(gathered([6, 7, 8, 9], 8))
