@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import log2, prod
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -111,6 +111,8 @@ WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
 #: Where lanes read elements one by one: those that are rounded to tf32 in a cycle; how much longer a stage takes for
 #: few warps, for many, and with windows of an image; the longest side of a tile.
 CONVERTED, WAITING, SHARING, WORDS_ACROSS, WORDS_SIDE = 16.0, 2.0, 1.25, 1.3, 128
+#: Cycles in which the code arrives of twice as many products of a warp, which is not in the caches at first.
+CODE = 1000.0
 #: Registers of a thread beyond sums, fragments and what it keeps for the pieces that it copies.
 OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
@@ -385,4 +387,5 @@ def _cost(
     for factor in tile.slower:
         stage *= factor
     results, exchange = tile.results / s.split_k, 3000.0 if s.split_k > 1 else 0.0
-    return LATENCY + rounds * (tile.share * depth * stage + results + exchange + OVERHEAD / together)
+    code = CODE * log2(s.warp_rows * s.warp_cols / 256)
+    return LATENCY + code + rounds * (tile.share * depth * stage + results + exchange + OVERHEAD / together)

@@ -118,7 +118,7 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
             break
         vector //= 2
     # Many threads with one wide access each hide the latency better than fewer with several.
-    wide_access = vector * max(op.dtype.itemsize for op in operands) >= 16
+    wide_access = vector * max((op.dtype.itemsize for op in operands if op.strides[-1]), default=1) >= 16
     scattered = any(access(op.strides, shape, vector, op) == "element" for op in program.loads)
     unroll, form = (1, "flat") if wide_access and not scattered else (4, _form(program, shape, vector))
     if form == "flat" and unroll == 1 and _form(program, shape, vector) == "rows":

@@ -74,6 +74,10 @@ class _Across:
         written = [x.operand.strides for x in self.space.program.stores if self.space.varies(x.operand)]
         return bool(written) and all(x[-1] == 1 and x[beside] != 1 for x in written)
 
+    def scatters(self, side: int) -> bool:
+        """Tells whether a warp, with so many threads side by side, writes less than sectors of what is turned."""
+        return 32 // side * self.itemsize < SECTOR_BYTES
+
     def blocks(self, side: int) -> int:
         return -(-prod(self.space.outer) // (side * self.vector))
 
@@ -124,6 +128,8 @@ def schedules(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule
     itemsize = max(op.dtype.itemsize for op in space.program.operands if space.varies(op))
     of = _Across(space, target, min(MOST_ROWS, widest(space, len(space.outer) - 1)), itemsize)
     plain = list(_plain(of, itype))
+    if of.turned:
+        plain.sort(key=lambda s: (of.scatters(s.rows // s.vector), of.cycles(s)))
     found = sorted(_clustered(of, itype), key=of.cycles)
     if found and of.cycles(found[0]) < CLEARLY * min(map(of.cycles, plain[:1]), default=float("inf")):
         return iter((*found[:3], *plain))
@@ -161,8 +167,8 @@ def _plain(of: _Across, itype: str) -> Iterator[RowsSchedule]:
         narrow = [side for side in sides if side * vector * of.itemsize >= SECTOR_BYTES] or sides[:1]
         best = narrow[-1]
     order = [best, *(side for side in sides if side != best and side * vector * of.itemsize >= SECTOR_BYTES)]
-    if of.turned:  # a warp reads whole sectors, and writes them
-        order.sort(key=lambda side: (32 // side * of.itemsize < SECTOR_BYTES, -side))
+    if of.turned:
+        order.sort(key=lambda side: (of.scatters(side), -side))
     for side in order[:3]:
         # An SM with few blocks to work on needs large ones, and has all registers for them.
         few = of.blocks(side) < 1.5 * target.sms
