@@ -24,8 +24,8 @@ PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
 #: Bytes of a line of the L1 cache; instructions that an access takes as long as of a lane that reads a line of its own,
 #: and one of at most 4 bytes: a warp's takes 27 cycles as a copy of images with channels first in float32,
-#: and 23 as loads of rows of 1001 elements of 16 bits, both measured.
-LINE_BYTES, SCATTERED, WORD_COPY = 128, 64.0, 100.0
+#: and 23 as loads of rows of 1001 elements of 16 bits; copies along the reduction take 8, all measured.
+LINE_BYTES, SCATTERED, WORD, WORD_ALONG = 128, 64.0, 100.0, 25.0
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction
 
 
@@ -170,9 +170,10 @@ class TilePath:
     def busy(self) -> float:
         """Instructions that a piece takes as long as: where it comes in words of rows far apart, more than it has."""
         itemsize = self.gather.operand.dtype.itemsize
-        far = self.copied or abs(self.gather.outer[-1]) * itemsize >= LINE_BYTES
-        narrow = self.vector * itemsize <= 4 and far
-        return self.effort + (self.piece / self.vector * WORD_COPY if narrow else 0.0)
+        word = 0.0
+        if self.vector * itemsize <= 4 and (self.copied or abs(self.gather.outer[-1]) * itemsize >= LINE_BYTES):
+            word = WORD_ALONG if self.copied and self.along_k else WORD
+        return self.effort + self.piece / self.vector * word
 
     @property
     def _apart(self) -> int:

@@ -11,26 +11,32 @@ from math import prod
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
-from fusegraph.passes.rewrite import Rewrite, Rewritten, Rule, named, replaced_by
+from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced_by
 from fusegraph.pattern import Found, made_by
 
-#: Elements of a window from which on it is reduced.
-LEAST_ELEMENTS = 64
+#: Elements of a window from which on it is reduced; and where there are fewer windows for each multiprocessor than
+#: threads that keep it busy.
+LEAST_ELEMENTS, LEAST_OF_FEW, BUSY_THREADS = 64, 16, 1024
 #: How windows are folded -> the mode of a reduction that does the same.
 FOLDS = {"mean": "avg", "max": "max"}
 
 
-def reduce_pools(graph: Graph, _: Options = DEFAULTS) -> Rewritten:
+def reduce_pools(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Makes reductions of pools whose large windows lie side by side."""
-    return replaced_by(graph, RULES)
+    few = options.target.planned.sms * BUSY_THREADS
+    pools = made_by(op for op in TABLE.values() if op.fold in FOLDS)
+    return replaced_by(graph, ((pools.when(lambda _, node: _lie_side_by_side(node, few)), _reduce),))
 
 
-def _lie_side_by_side(_: Found, node: Node) -> bool:
-    """Tells whether each element is in exactly one window, and the windows are large and alike."""
+def _lie_side_by_side(node: Node, few: int) -> bool:
+    """Tells whether each element is in exactly one window, and the windows are large and alike.
+
+    Where there are a ``few`` windows, smaller ones are large.
+    """
     values, x = node.attributes, node.inputs[0]
     each = [x.shape[axis] // node.output.shape[axis] for axis in values["axes"]]
     shared = all(x.shape[axis] == n * node.output.shape[axis] for axis, n in zip(values["axes"], each))
-    if not shared or prod(each) < LEAST_ELEMENTS:
+    if not shared or prod(each) < (LEAST_OF_FEW if node.output.size < few else LEAST_ELEMENTS):
         return False
     if "window" not in values:
         return True
@@ -59,6 +65,3 @@ def _reduce(rewrite: Rewrite, node: Node, _: Found) -> None:
     }
     rewrite.take_over(Node(TABLE["reduction"], (windows,), attributes, node.output), (windows,))
 
-
-#: Pools of large windows side by side -> reductions.
-RULES: tuple[Rule, ...] = ((made_by(op for op in TABLE.values() if op.fold in FOLDS).when(_lie_side_by_side), _reduce),)
