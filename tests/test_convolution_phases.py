@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from golden_files import check_golden
 from kernel_cases import Case, check_cases
+from test_contraction_wgmma import hopper
 from test_convolution_gradients import gradient
 
 import fusegraph as fg
@@ -32,7 +33,7 @@ def on_wgmma(made: CpuExecutable) -> None:
 def phased(image: tuple[int, ...], filters: tuple[int, ...], *, special: float = 0.0, **how: Any) -> Case:
     """Returns the gradient of a convolution's input in channels last, as sm_90a runs it."""
     how = {"dtype": "bfloat16", "layout": "channels_last", "other": "channels_last", **how}
-    return gradient("dgrad", image, filters, case={"arch": "sm_90a", "check": on_wgmma, "special": special}, **how)
+    return hopper(gradient("dgrad", image, filters, case={"check": on_wgmma, "special": special}, **how))
 
 
 def residual(graph: fg.Graph, dx: fg.Tensor) -> None:

@@ -63,3 +63,13 @@ def test_positions_that_are_data_or_outside_are_gathered() -> None:
     graph.output(graph.gather(graph.tensor("x", (2, 8)), graph.tensor("index", (8,), "int64"), 1))
     assert "gather" in ops(graph)
     assert "gather" in ops(gathered([6, 7, 8, 9], 8))
+
+
+def test_positions_that_follow_from_floats_are_gathered() -> None:
+    """What rounds in float32 need not round so when it is looked at before a graph runs."""
+    graph = fg.Graph("floats")
+    x = graph.tensor("x", (3, 8))
+    line = graph.gen_index(graph.broadcast(graph.constant(0), (8,)), axis=0)
+    places = graph.cast(graph.floor(graph.cast(line, "float32") * 0.9), "int64")
+    graph.output(graph.gather(x, places, 1))
+    assert "gather" in ops(graph)

@@ -219,6 +219,15 @@ def check_plan(case: Case, machine: str) -> None:
 HOW = settings(deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck))
 
 
+def test_halves_of_short_rows() -> None:
+    """Terms of the first half are in the low bits, so that a piece of the other operand is in another order."""
+    every = [
+        Case("uint8 4", rows, 32, terms, False, True, False, True, (8, 1), "", False, True, True, io, 20)
+        for rows, terms, io in ((7, 16, "bfloat16"), (1, 32, "float16"), (3, 48, "bfloat16"))
+    ]
+    check(every)
+
+
 @pytest.mark.slow
 @settings(HOW, max_examples=2)
 @given(st.lists(cases(), min_size=8, max_size=8))

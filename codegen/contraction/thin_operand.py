@@ -175,10 +175,11 @@ class ThinOperand:
 
     @property
     def plain(self) -> bool:
-        """Whether pieces are multiplied as they lie in memory."""
+        """Whether pieces are multiplied as they lie in memory, in the order of the sum."""
         gather = self.way.gather
         same = gather.program is None and gather.operand.dtype.ctype == self.way.element
-        return same and self.way.product != "tf32" and self.wide(self.prologue.sources[0])
+        source = self.prologue.sources[0]
+        return same and self.geometry(source).in_order and self.way.product != "tf32" and self.wide(source)
 
     def words(self, name: str, product: int, kept: str) -> None:
         """Writes words of piece ``c`` of every row, from ``q`` on, as they are multiplied, to the array ``name``."""

@@ -90,6 +90,12 @@ class Piece:
         """Whether all elements lie within one vector of at most as many."""
         return min(self.steps) >= 0 and self.reach <= prod(self.sizes) and self.reach & (self.reach - 1) == 0
 
+    @property
+    def in_order(self) -> bool:
+        """Whether elements lie one behind the other, in the order of the sum."""
+        below = [prod(self.sizes[d + 1 :]) for d in range(len(self.sizes))]
+        return all(step == each for size, step, each in zip(self.sizes, self.steps, below) if size > 1)
+
     def offset(self, element: str) -> str:
         """Returns the C expression of an element's place, given its number."""
         terms, below = [], 1

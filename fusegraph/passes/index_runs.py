@@ -40,8 +40,8 @@ def _runs(graph: Graph, node: Node) -> list[tuple[int, int]] | None:
 
 
 def _known(graph: Graph, tensor: Tensor) -> Array | None:
-    """Returns the integers of a line that follow from positions and constants alone; None for others."""
-    if tensor.rank > 1 or isinstance(tensor.size, Size) or tensor.size > MOST_POSITIONS:
+    """Returns the integers of a line that follow from other integers that are known; None for others."""
+    if tensor.rank > 1 or isinstance(tensor.size, Size) or tensor.size > MOST_POSITIONS or tensor.dtype.is_float:
         return None
     if tensor.value is not None:
         return to_reference(np.asarray(tensor.value), tensor.dtype)
