@@ -64,4 +64,3 @@ def _reduce(rewrite: Rewrite, node: Node, _: Found) -> None:
         "correction": 0.0,
     }
     rewrite.take_over(Node(TABLE["reduction"], (windows,), attributes, node.output), (windows,))
-
