@@ -117,8 +117,8 @@ def test_launches_overlap() -> None:
     assert overlaps(batchnorm_relu((1, 256, 1, 1))) == [[]]
     for size, first in ((128, []), (64, ["launch"])):  # blocks that compute are spread evenly, others wait for memory
         g = fg.Graph("products")
-        x, w = g.tensor("x", (size, 128)), g.tensor("w", (128, 128))
-        g.output(g.softmax(g.matmul(g.relu(g.matmul(x, w)), w)), name="y")
+        x, v, w = g.tensor("x", (size, 128)), g.tensor("v", (128, 128)), g.tensor("w", (128, 32768))
+        g.output(g.softmax(g.matmul(g.relu(g.matmul(x, v)), w)), name="y")
         assert overlaps(g) == [first, ["wait", "launch"], ["wait"]]
 
 

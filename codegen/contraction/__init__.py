@@ -31,6 +31,7 @@ from codegen.contraction import (
     wgmma,
     wgmma_schedule,
 )
+from codegen.contraction.early import mma_waits, simt_waits, waits
 from codegen.contraction.halo_schedule import HaloSchedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
@@ -38,7 +39,7 @@ from codegen.contraction.stem_schedule import StemSchedule
 from codegen.contraction.thin_schedule import ThinSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
-from codegen.family import EstimatedFamily, Form, Schedule
+from codegen.family import EstimatedFamily, Form
 from codegen.operands import ROW_BYTES
 from codegen.sizes import most
 from codegen.spec import ContractionSpec
@@ -100,21 +101,13 @@ def _plain(function: Callable[..., T]) -> Callable[..., T]:
     return _dense(_in_memory(function))
 
 
-#: Rows or columns of a product that waits for memory.
-FEW = 64
-
-
-def _waits(spec: ContractionSpec, schedule: Schedule) -> bool:
-    return min(most(prod(spec.m)), most(prod(spec.n))) <= FEW
-
-
 FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
     (
         Form(
             "thin", ThinSchedule, _dense(thin_schedule.schedules), thin.render, _dense(thin_schedule.cycles),
-            cost=thin_schedule.cost, early=_waits,
+            cost=thin_schedule.cost, early=waits,
         ),
         Form(
             "wgmma", WgmmaSchedule, _in_memory(wgmma_schedule.schedules), wgmma.render,
@@ -123,7 +116,7 @@ FAMILY = EstimatedFamily(
         ),
         Form(
             "mma", MmaSchedule, _plain(mma_schedule.schedules), mma.render, _plain(mma_schedule.cycles), _coarse_mma,
-            cost=mma_schedule.cost, best=_plain(mma_schedule.best), early=_waits,
+            cost=mma_schedule.cost, best=_plain(mma_schedule.best), early=mma_waits,
         ),
         Form("halo", HaloSchedule, _plain(halo_schedule.schedules), halo.render, _plain(halo_schedule.cycles)),
         Form(
@@ -132,7 +125,7 @@ FAMILY = EstimatedFamily(
         ),
         Form(
             "simt", SimtSchedule, _plain(simt_schedule.schedules), simt.render, _plain(simt_schedule.cycles),
-            cost=simt_schedule.cost, early=_waits,
+            cost=simt_schedule.cost, early=simt_waits,
         ),
     ),
     last_competes=_may_be_slower,

@@ -315,7 +315,8 @@ def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
     """Returns how many times as long a stage takes, factor by factor, because of how its elements are found."""
     found = []
     if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
-        if not (spec.a.image.across and parts.a.along_k):  # else positions, which are neighbours in memory
+        beside = parts.a.along_k and abs(parts.a.gather.inner[-1]) == 1
+        if not (spec.a.image.across and beside):  # else positions, which are neighbours in memory
             found.append(WORDS_ACROSS if parts.a.words else ACROSS if spec.a.image.across else WINDOWS)
     elif spec.a.image is None and len(parts.a.inner) > 1:
         found.append(ACROSS)
