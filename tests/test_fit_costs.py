@@ -101,7 +101,7 @@ def test_constants_exist_and_are_restored() -> None:
 
 def test_what_no_estimate_depends_on_stays() -> None:
     every = [t for t in triples(_measured({})) if not t.schedule.gather]  # type: ignore[attr-defined]
-    values = {("codegen.contraction.wgmma_schedule", "GATHER"): 16.0}
+    values = {("codegen.contraction.wgmma_stages", "GATHER"): 16.0}
     assert fitted(every, H200, values) == values
 
 

@@ -11,7 +11,7 @@ from math import prod
 
 from codegen.buffers import every
 from codegen.contraction.wgmma_loads import GRID_CONSTANT, Loads, OperandWriter, Parameter, TileLoads
-from codegen.contraction.wgmma_schedule import FUNCTION, instructions_of
+from codegen.contraction.wgmma_stages import FUNCTION, instructions_of
 from codegen.expr import Load, Value
 from codegen.iteration import coordinate, coordinates, linear, long, unsigned
 from codegen.kernel import parameter

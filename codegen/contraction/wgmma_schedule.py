@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import product
-from math import gcd, prod
+from math import prod
 
-from codegen.bf16x6 import BF16X6, PARTS, PRODUCTS, ROW, TERMS
+from codegen.bf16x6 import BF16X6, PRODUCTS, ROW
 from codegen.buffers import Buffer
 from codegen.computed_tiles import computed
-from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, PIECES, RESERVE, Layout, ResultSpace, WgmmaSchedule
+from codegen.contraction.wgmma_layout import GROUP, RESERVE, Layout, ResultSpace, WgmmaSchedule
+from codegen.contraction.wgmma_stages import (
+    SHARED_RATE,
+    computing,
+    filling,
+    loading,
+    sparse_traffic,
+    split_traffic,
+)
 from codegen.declined import Declined
-from codegen.expr import Program
 from codegen.filled_tiles import filled
-from codegen.operands import ComputedOperand, Gathered, MappedOperand, OperandTiles, panel_size, round_up
+from codegen.operands import (
+    OperandTiles,
+    round_up,
+)
 from codegen.ranking import in_order, least
 from codegen.records import changed
 from codegen.scaled_tiles import ScaledOperand, scaled
@@ -292,167 +301,17 @@ SHARE = 0.9
 ADD_STAGE = 100.0
 #: The instructions of a sum that has a factor of its own, to one of a sum that is only added.
 ADD_SCALED = 2.25
-#: The share of the L2 cache's rate that sparse products are counted with, which ask for up to twice as much of it as
-#: dense ones were ever measured to take.  Not measured.
-SPARSE_L2_SHARE = 0.7
 #: Cycles until the first bytes arrive from the L2 cache.
 LATENCY = 1500.0
 #: The share of memory's rate that all multiprocessors get; cycles until a stage arrives while others are asked for as
 #: well; and the share of the shorter of the times of memory and of all else by which it lengthens the longer.
 MEMORY_SHARE, ROUND_TRIP, OVERLAP = 0.73125, 2000.0, 0.2
-#: Cycles of a warp's copy of 32 pieces; the factor if it rounds them; cycles of TMA for a row of a panel.
-GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
-#: Bytes of a line of the L2 cache; how much longer a row of a panel takes that lies in two of them.
-LINE_BYTES, SECOND_LINE = 128, 0.8
-#: Cycles of TMA for a row of windows some of whose channels do not exist; how much longer short rows of windows take.
-PARTIAL_ROW, SHORT_ROW = 6.0, 1.4
-#: Instructions in a cycle of a warpgroup whose threads fill tiles, and of any number of such warpgroups; cycles until
-#: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, and for a function.
-FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
-FILL_PIECE, FUNCTION = 12.0, 20.0
-#: How much longer one such warpgroup takes than two, whatever it waits for: half as much is in flight.
-ONE_FILLS = 1.15
-#: Instructions that splitting an element takes; cycles of the L1 cache for a thread's read of a line of its own, and
-#: such reads for a piece whose elements are read one by one; how much longer such a piece takes if the elements are of
-#: several taps of windows.
-SPLIT_ELEMENT, LINE, FAR, WINDOW_ELEMENTS = 20.0, 0.25, 8, 3.0
-#: Bytes that the L2 cache sends for an element whose neighbours are elsewhere, and in a cycle to each multiprocessor.
-SECTOR, SECTOR_RATE = 32, 20.0
-#: Instructions of a thread around each fragment that it computes, and for each tensor that it is computed from; cycles
-#: of latency besides these instructions; instructions that converting an integer takes; instructions that a quarter of
-#: a multiprocessor issues in a cycle.
-FRAGMENT, FRAGMENT_SOURCE, FRAGMENT_LATENCY, INTEGER, ISSUE = 12.0, 3.0, 100.0, 8.0, 0.8
-#: Bytes that shared memory moves in a cycle; bytes of each of its reads and writes.
-SHARED_RATE, SHARED_ACCESS = 116.0, 128
 #: Registers of a thread that fills tiles: in any case, and for each operand besides what it holds of it.
 FILL_OTHER_REGISTERS, FILL_OPERAND_REGISTERS = 16, 12
 #: Cycles of the epilogue: of each tile, of each of its chunks, and of 8 columns of a consumer for each operand.
 EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 700.0, 200.0, 40.0
 #: Cycles that adding up takes in a cluster, and for each of its blocks; bytes of sums that it exchanges in a cycle.
 EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 20.0
-
-
-def _filling(layout: Layout) -> float:
-    """Returns the estimated cycles in which the producer's threads fill a stage; 0 if they do not.
-
-    The data for a stage are in flight for as long as it takes to fill the one before.
-    """
-    s, parts, instructions, lines, sectors = layout.s, layout.parts, 0.0, 0.0, 0.0
-    for way, size in ((parts.a, s.tile_m), (parts.b, s.tile_n * layout.spec.products)):
-        if isinstance(way, TilePath):
-            gather, copies = way.gather, way.piece / way.vector - 1
-            integers = INTEGER * sum(op.dtype.is_int for op in gather.operands)
-            piece = FILL_PIECE + 4 * len(gather.limits) + way.piece * (1.0 + instructions_of(gather.program) + integers)
-            piece += copies * 4 * len(gather.operands)
-            if way.parts > 1:
-                piece += SPLIT_ELEMENT * way.piece
-                piece *= WINDOW_ELEMENTS if gather.limits and way.vector == 1 else 1.0
-                lines += size * parts.reduction.panel / way.piece * (FAR if _far(way) else 2) * LINE
-            if _far(way):
-                apart = abs(way.gather.inner[-1]) * way.gather.operand.dtype.itemsize
-                sectors += size * parts.reduction.panel * min(apart, SECTOR)
-            instructions += size * parts.reduction.panel / way.piece * piece
-    if not instructions:
-        return 0.0
-    rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
-    alone = ONE_FILLS if s.producer_warpgroups == 1 else 1.0
-    return alone * max(instructions / rate, lines, sectors / SECTOR_RATE, FILL_LATENCY)
-
-
-def _far(way: TilePath) -> bool:
-    """Tells whether a thread reads the elements of a piece one by one, and its neighbours others that are far away."""
-    return way.along_k and way.threads_along_k and way.vector == 1
-
-
-def _split_traffic(layout: Layout) -> float:
-    """Returns the bytes that shared memory moves for a stage of operands that are split.
-
-    They come through the L1 cache and are written in parts.  Every consumer loads those of its rows of A; each of its
-    products reads one of B.
-    """
-    s, k = layout.s, layout.parts.reduction
-    lines = s.tile_m + s.tile_n * layout.spec.products
-    read = s.groups * (GROUP_ROWS * PARTS + s.tile_n * layout.spec.products * PRODUCTS) * k.row
-    return layout.ring.stage_bytes + lines * TERMS * 4 + read
-
-
-def _sparse_traffic(layout: Layout) -> float:
-    """Returns the bytes that shared memory moves for a stage of a sparse operand A.
-
-    Each product of 64 rows reads half as much of A as of as many terms of B, in half of the time that a dense one
-    takes: shared memory is busy all the while.  What TMA writes meanwhile is counted by half: that is not measured.
-    """
-    s, k = layout.s, layout.parts.reduction
-    read = s.tile_m // GROUP_ROWS * (GROUP_ROWS // 2 + s.tile_n) * k.row
-    return read + layout.ring.stage_bytes / 2
-
-
-def _computing(layout: Layout) -> float:
-    """Returns the estimated cycles in which the consumers compute the four fragments of a stage; 0 if they do not.
-
-    Consumers share the multiprocessor's quarters.  They share shared memory with TMA and with the tensor cores, which
-    read operand B for every consumer.  A consumer computes one fragment at a time.
-    """
-    operand, s, ring = layout.parts.a, layout.s, layout.ring
-    if not isinstance(operand, ComputedOperand):
-        return 0.0
-    traffic = ring.stage_bytes + s.groups * ring["b"].stage_bytes
-    for b in operand.brought:
-        traffic += 4 * 4 * s.groups * 2 * SHARED_ACCESS if b.row else b.bytes(s.tile_m)
-    sources = len(operand.brought) * FRAGMENT_SOURCE
-    integers = sum(not b.row and operand.gather.operands[b.load].dtype.is_int for b in operand.brought)
-    each = instructions_of(operand.gather.program)
-    instructions = FRAGMENT + sources + (4 * each if operand.pairs else 8 * (1.0 + each + INTEGER * integers))
-    return max(4 * instructions * s.groups / ISSUE, 4 * (instructions + FRAGMENT_LATENCY), traffic / SHARED_RATE)
-
-
-#: A call of a function that takes many instructions.
-_FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
-
-
-def instructions_of(program: Program | None) -> float:
-    """Returns how many instructions computing an element takes."""
-    templates = [i.template for i in program.instructions] if program else []
-    return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
-
-
-def _loading(layout: Layout, target: Target) -> float:
-    """Returns the estimated cycles in which a stage is brought, as far as nothing is computed."""
-    s, parts, k = layout.s, layout.parts, layout.parts.reduction
-    rate = SPARSE_L2_SHARE * target.l2_rate if k.sparse else target.l2_rate
-    mapped = parts.a if isinstance(parts.a, MappedOperand) else None
-    across = tuple(
-        _lines_of_row(side, k.itemsize, k.panel if getattr(side, "along_k", True) else panel_size(size, k.itemsize))
-        for side, size in ((parts.a, s.tile_m), (parts.b, s.tile_n))
-    )
-    ring = sum(buffer.stage_bytes * n for buffer, n in zip(layout.ring, across)) if len(layout.ring) == 2 else 0
-    loads = (max(ring, layout.ring.stage_bytes) + layout.single_rows.stage_bytes) / rate
-    if s.gather:
-        return loads + s.tile_m * PIECES / 32 * GATHER * across[0] * (ROUNDED if k.itemsize == 4 else 1.0)
-    # TMA takes as long for a short row as for one of 128 bytes.
-    rows = 1 if parts.b.along_k else k.panel / panel_size(s.tile_n, k.itemsize)
-    lines = mapped.lines(s.tile_m, parts.rows) if mapped else s.tile_m
-    narrow = k.panel / mapped.width if mapped and mapped.width else 1.0
-    ours, theirs = lines * narrow * min(narrow, SHORT_ROW), s.tile_n * layout.spec.products * rows
-    every = (ours * across[0] + theirs * across[1]) * k.per_stage
-    # The share of the panels of windows that it must fill with zeros behind the last channel.
-    windows = mapped is not None and mapped.im2col and mapped.along_k
-    partial = 1 / k.chunks if windows and k.channels % k.panel else 0.0
-    return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
-
-
-def _lines_of_row(operand: object, itemsize: int, elements: int) -> float:
-    """Returns how much longer a row of so many elements takes, on average, than one that lies in one line of the L2
-    cache.
-    """
-    if isinstance(operand, Gathered):
-        strides = [int(step) * itemsize for step in operand.image.steps]
-    elif isinstance(operand, MappedOperand):
-        strides = [*map(int, operand.map.strides)]
-    else:
-        return 1.0
-    step = gcd(LINE_BYTES, *strides)
-    return 1.0 + SECOND_LINE * max(0, min(elements * itemsize, LINE_BYTES) - step) / LINE_BYTES
 
 
 def _multiplying(s: WgmmaSchedule, cols: int, row: int, target: Target) -> float:
@@ -499,16 +358,16 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     apart = factors is not None and factors.together(s.tile_n) == 1
     products = _multiplying(s, cols, k.row, target)
     if k.sparse:
-        products = max(products / 2, _sparse_traffic(layout) / SHARED_RATE)
+        products = max(products / 2, sparse_traffic(layout) / SHARED_RATE)
         products = max(products, products / (1 if s.pingpong else s.groups) + ADD_STAGE)  # a consumer waits for a stage
     if k.row == ROW:
-        products = max(PRODUCTS * products, _split_traffic(layout) / SHARED_RATE)
+        products = max(PRODUCTS * products, split_traffic(layout) / SHARED_RATE)
     if adds_up_stages(spec, s):
         # A consumer waits, then adds.
         products = max(products, products / s.groups + cols / 2 * (ADD_SCALED if apart else 1.0) + ADD_STAGE)
     together, rounds = _rounds(s, tiles, target)
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
-    loads = max(_loading(layout, target), _filling(layout), _computing(layout), refill)
+    loads = max(loading(layout, target), filling(layout), computing(layout), refill)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
     epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
     mainloop = depth * (max(products, loads) + 0.05 * loads)

@@ -22,31 +22,37 @@ from fusegraph.report.estimates import predicted_us
 
 #: The figures of a target that only measurements tell.
 FIGURES = ("memory_share", "l2_rate", "sm_rate")
-#: "family form" -> the module of its cost model, and the constants in it that are fits.
-CONSTANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "contraction wgmma": (
-        "codegen.contraction.wgmma_schedule",
-        ("SHARE", "LATENCY", "MEMORY_SHARE", "ROUND_TRIP", "OVERLAP", "GATHER", "PANEL_ROW", "PARTIAL_ROW", "EPILOGUE",
-         "EPILOGUE_CHUNK", "EPILOGUE_OPERAND", "EXCHANGE", "EXCHANGE_BLOCK", "EXCHANGE_RATE"),
-    ),
-    "contraction mma": (
-        "codegen.contraction.mma_schedule",
-        ("L2_SHARE", "LATENCY", "SHARED_RATE", "ISSUE", "BETWEEN_LOADS", "OVERHEAD", "EPILOGUE_RATE", "WINDOWS",
-         "COMPUTED"),
-    ),
-    "contraction stem": (
-        "codegen.contraction.stem_schedule",
-        ("PRODUCT", "WARPGROUP", "MOVED", "PIECE", "ELEMENT", "ALONE", "RESULT", "LAUNCH", "FILTER", "TILE", "BROUGHT",
-         "WAIT", "WAIT_TOGETHER", "EXPOSED"),
-    ),
-    "contraction simt": (
-        "codegen.contraction.simt_schedule",
-        ("LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK"),
-    ),
-    "direct_convolution slide": (
-        "codegen.direct_convolution.slide_schedule",
-        ("LOAD", "OPERATION", "WEIGHT", "FILLED", "MEMORY_SHARE", "CACHE_RATE", "LATENCY", "START", "SECTORS"),
-    ),
+#: "family form" -> the modules of its cost model, and the constants in them that are fits.
+CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "contraction wgmma": {
+        "codegen.contraction.wgmma_schedule": (
+            "SHARE", "LATENCY", "MEMORY_SHARE", "ROUND_TRIP", "OVERLAP", "EPILOGUE", "EPILOGUE_CHUNK",
+            "EPILOGUE_OPERAND", "EXCHANGE", "EXCHANGE_BLOCK", "EXCHANGE_RATE",
+        ),
+        "codegen.contraction.wgmma_stages": ("GATHER", "PANEL_ROW", "PARTIAL_ROW", "SECOND_LINE"),
+    },
+    "contraction mma": {
+        "codegen.contraction.mma_schedule": (
+            "L2_SHARE", "LATENCY", "SHARED_RATE", "ISSUE", "BETWEEN_LOADS", "OVERHEAD", "EPILOGUE_RATE", "WINDOWS",
+            "COMPUTED", "CODE",
+        ),
+    },
+    "contraction stem": {
+        "codegen.contraction.stem_schedule": (
+            "PRODUCT", "WARPGROUP", "MOVED", "PIECE", "ELEMENT", "ALONE", "RESULT", "LAUNCH", "FILTER", "TILE",
+            "BROUGHT", "WAIT", "WAIT_TOGETHER", "EXPOSED",
+        ),
+    },
+    "contraction simt": {
+        "codegen.contraction.simt_schedule": (
+            "LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK",
+        ),
+    },
+    "direct_convolution slide": {
+        "codegen.direct_convolution.slide_schedule": (
+            "LOAD", "OPERATION", "WEIGHT", "FILLED", "MEMORY_SHARE", "CACHE_RATE", "LATENCY", "START", "SECTORS",
+        ),
+    },
 }  # fmt: skip
 #: A constant stays within this factor of what it is, and a difference counts less from this one on.
 FACTOR, OUTLIER = 4.0, 1.5
@@ -96,8 +102,8 @@ def constants(target: Target, forms: Sequence[str], figures: Sequence[str] = FIG
     """Returns the constants of the cost models of forms, and figures of a target, as they are."""
     found: Values = {("", name): float(getattr(target, name)) for name in figures}
     for form in forms:
-        module, names = CONSTANTS[form]
-        found |= {(module, name): float(getattr(importlib.import_module(module), name)) for name in names}
+        for module, names in CONSTANTS[form].items():
+            found |= {(module, name): float(getattr(importlib.import_module(module), name)) for name in names}
     return found
 
 
