@@ -63,6 +63,13 @@ def test_positions_that_are_data_or_outside_are_gathered() -> None:
     graph.output(graph.gather(graph.tensor("x", (2, 8)), graph.tensor("index", (8,), "int64"), 1))
     assert "gather" in ops(graph)
     assert "gather" in ops(gathered([6, 7, 8, 9], 8))
+    graph = fg.Graph("varying")
+    x = graph.tensor("x", (2, fg.Dim("n", min=1, max=16)))
+    graph.output(graph.gather(x, graph.constant(np.arange(4)), 1), name="y")
+    at = fg.compile(graph, engine="cpu")
+    for size in (3, 7):
+        given = np.arange(2 * size, dtype=np.float32).reshape(2, size)
+        assert np.array_equal(at(given), given[:, np.minimum(np.arange(4), size - 1)])
 
 
 def test_positions_that_follow_from_floats_are_gathered() -> None:

@@ -29,11 +29,14 @@ def _runs(graph: Graph, node: Node) -> list[tuple[int, int]] | None:
     if node.op.role is not Role.GATHER:
         return None
     x, index = node.inputs
-    places = _known(graph, index) if index.rank == 1 and node.output.size else None
+    size = x.shape[node.attributes["axis"]]
+    if isinstance(size, Size) or index.rank != 1 or not node.output.size:
+        return None
+    places = _known(graph, index)
     if places is None:
         return None
     ends = np.flatnonzero(np.diff(places) != 1)
-    if len(ends) >= MOST_RUNS or places.min() < 0 or places.max() >= x.shape[node.attributes["axis"]]:
+    if len(ends) >= MOST_RUNS or places.min() < 0 or places.max() >= size:
         return None
     firsts, lasts = places[np.r_[0, ends + 1]], places[np.r_[ends, len(places) - 1]]
     return [(int(first), int(last)) for first, last in zip(firsts, lasts)]
