@@ -228,6 +228,12 @@ def test_halves_of_short_rows() -> None:
     check(every)
 
 
+def test_weights_of_one_row_in_float32_stay_as_they_are_stored() -> None:
+    case = Case("int4", 1, 63, 128, False, False, False, False, (1, 1), "", False, True, False, "float32", 32)
+    for machine in MACHINES:
+        check_plan(case, machine)
+
+
 @pytest.mark.slow
 @settings(HOW, max_examples=2)
 @given(st.lists(cases(), min_size=8, max_size=8))

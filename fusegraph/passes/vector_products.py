@@ -9,6 +9,7 @@ from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
+from fusegraph.lowering.divided import made_of_less
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.ops.contraction import TF32
@@ -45,6 +46,8 @@ def _multiplies_vector(graph: Graph, node: Node) -> bool:
     sizes = (*a.shape, *b.shape)
     if any(isinstance(n, Size) for n in sizes) or 0 in sizes or {a.dtype, b.dtype} != {float32}:
         return False
+    if any(made_of_less(graph, t, node) for t in (a, b)):
+        return False  # products compute it on the way, from weights of few bits
     return 1 in (a.shape[-2], b.shape[-1])
 
 
