@@ -51,11 +51,10 @@ def _known(graph: Graph, tensor: Tensor) -> Array | None:
     node = graph.producer(tensor)
     if node is None or node.op.random or node.kind not in (Kind.POINTWISE, Kind.MOVEMENT):
         return None
-    operands = [] if node.op.role is Role.INDEX else [_known(graph, t) for t in node.inputs]
+    is_index = node.op.role is Role.INDEX  # Positions follow from the shape alone.
+    operands = [np.zeros(node.inputs[0].shape)] if is_index else [_known(graph, t) for t in node.inputs]
     if any(x is None for x in operands):
         return None
-    if node.op.role is Role.INDEX:
-        operands = [np.zeros(node.inputs[0].shape)]
     types = tuple(t.type for t in node.inputs)
     (found,) = evaluate(node.op, types, node.attributes, (tensor.dtype,), [x for x in operands if x is not None])
     return np.broadcast_to(found, tensor.shape).astype(np.int64) if tensor.dtype.is_int else found
