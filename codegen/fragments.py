@@ -131,6 +131,8 @@ class ResultFragments:
         self.epilogue = Epilogue(w, at.program, names, at.shape, spec.accumulate, spec.result)
         self._unsigned = spec.accumulate == "uint32"
         self._products = range(spec.products)
+        #: C expressions of what the program sees behind the sums of a row m
+        self.beside: list[str] = []
         self.total = "int32" if self._unsigned else "float"
 
     def batch(self) -> None:
@@ -153,18 +155,19 @@ class ResultFragments:
         sums = [self._sum(total("e", p)) for p in self._products]
         if self.at.cols[-1] % 2 == 0 or len(self.at.cols) == 1:
             missing = (lambda e: pairs.outside(f"n + {e}")) if pairs.ragged else None
-            self.epilogue.results(self._position(), sums, Run(2, len(self.at.shape) - 1, "e", missing), sinks=sinks)
+            run = Run(2, len(self.at.shape) - 1, "e", missing)
+            self.epilogue.results(self._position(), [*sums, *self.beside], run, sinks=sinks)
             return
         with w.unrolled("for (int e = 0; e < 2; ++e)"):  # the two are in different rows of the columns' dimensions
             w.leave(pairs.outside("n + e"))
-            self.epilogue.results(self._position("n + e"), sums, None, sinks=sinks)
+            self.epilogue.results(self._position("n + e"), [*sums, *self.beside], None, sinks=sinks)
 
     def run(self, total: str, count: int) -> None:
         """Writes the program on ``count`` neighbours of row ``m``, from column ``n`` on, which all exist.
 
         ``total`` is the sum of element ``e``; columns are one dimension, or the innermost one holds whole runs.
         """
-        self.epilogue.results(self._position(), [self._sum(total)], Run(count, len(self.at.shape) - 1, "e"))
+        self.epilogue.results(self._position(), [self._sum(total), *self.beside], Run(count, len(self.at.shape) - 1, "e"))
 
     def put(self, to: Staging, row: str, col: str, total: Sum) -> None:
         """Writes pair ``f``, whose first sum is at (row, col) of the tile, to the staging area."""
@@ -198,7 +201,7 @@ class ResultFragments:
                 sums = [f"sums{p or ''}[e]" for p in self._products]
                 along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
                 run = Run(source.run, along, "e")
-            self.epilogue.results(self._position(), [self._sum(text) for text in sums], run)
+            self.epilogue.results(self._position(), [*map(self._sum, sums), *self.beside], run)
 
     def _position(self, n: str = "n") -> list[str]:
         """Writes the program's coordinates of result (m, n), and skips it where it does not exist."""

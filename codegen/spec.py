@@ -324,6 +324,8 @@ class ContractionSpec(KernelSpec):
     metadata                  None, or operand A has two of every four neighbours along k, which are stored one after
                               another: a's steps are those of the values that are stored.  The metadata are words of 32
                               bits (stages of 64 terms, blocks of 64 rows, 128 threads) as wgmma takes them.
+    totals                    sums over k, in float32, of elements that are computed of each row as those of operand a are:
+                              the program sees a row's behind its sums of products (``Anchor(products)`` on).
     results                   () if the program's row coordinates are the rows' own; else one for each, a limit on batch
                               and rows: the number is the coordinate, and where one is broken there is no result.
     """
@@ -344,6 +346,7 @@ class ContractionSpec(KernelSpec):
     terms: tuple[Limit, ...] = ()
     results: tuple[Limit, ...] = ()
     others: tuple[Operand, ...] = ()
+    totals: tuple[Gather, ...] = ()
     partials: tuple[Partial, ...] = ()
     metadata: Operand | None = None
 
@@ -361,7 +364,8 @@ class ContractionSpec(KernelSpec):
     def arguments(self) -> tuple[Operand, ...]:
         """What the operands are read or computed from: the kernel's first arguments."""
         last = () if self.metadata is None else (self.metadata,)
-        return (*self.a.operands, *self.b.operands, *self.others, *last)
+        totals = [op for total in self.totals for op in total.operands]
+        return (*self.a.operands, *self.b.operands, *self.others, *last, *totals)
 
     @property
     def products(self) -> int:

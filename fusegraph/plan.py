@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -31,6 +31,7 @@ from fusegraph.passes.parameters import memory
 from fusegraph.passes.partition import Group, Partition
 from fusegraph.passes.pipeline import Pipeline, Steps
 from fusegraph.passes.recompute import SAVED, recompute
+from fusegraph.passes.row_scales import NOTE as UNSCALED
 from fusegraph.passes.saved import Saved, forward_of
 from fusegraph.passes.speculation import NoKernel, NotAccepted, attempt
 from fusegraph.phases import phase
@@ -133,6 +134,11 @@ class Plan:
     def joined(self) -> Mapping[str, tuple[str, ...]]:
         """The names of results that are parts of a joined one, by its name."""
         return self.steps.note(JOINED)
+
+    @property
+    def unscaled(self) -> Collection[str]:
+        """The names of operands of products that are rounded before their rows are scaled."""
+        return self.steps.note(UNSCALED)
 
     @property
     def packed(self) -> Mapping[Tensor, tuple[str, ...]]:

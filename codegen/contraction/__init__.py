@@ -97,8 +97,15 @@ def _in_memory(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def _plain(function: Callable[..., T]) -> Callable[..., T]:
-    """Returns a function of a form that takes neither."""
-    return _dense(_in_memory(function))
+    """Returns a function of a form that takes neither, and no totals of rows."""
+
+    @wraps(function)
+    def asked(spec: ContractionSpec, target: Target) -> T:
+        if spec.totals:
+            raise Declined("totals of rows are added up beside thin products and by warpgroups only")
+        return function(spec, target)
+
+    return _dense(_in_memory(asked))
 
 
 FAMILY = EstimatedFamily(

@@ -47,10 +47,10 @@ def merged(spec: ContractionSpec) -> ContractionSpec:
 def exchanged(spec: ContractionSpec) -> ContractionSpec | None:
     """Returns the spec with its operands, and so rows and columns, exchanged; None if the operands differ in kind.
 
-    They do with an image, phases of a strided convolution, several operands B, or rows at unequal distances.
+    They do with an image, phases of a strided convolution, several operands B, totals, or rows at unequal distances.
     """
     a, b, program = spec.a, spec.b, spec.program
-    if spec.others or spec.terms or spec.results or a.image is not None or a.limits or b.limits:
+    if spec.others or spec.totals or spec.terms or spec.results or a.image is not None or a.limits or b.limits:
         return None
     nb, nr = len(spec.batch), len(spec.m)
     every = program.strides

@@ -15,6 +15,7 @@ from __future__ import annotations
 from codegen.buffers import VECTORS, Buffer, Edge
 from codegen.contraction.thin_operand import WORDS, ThinOperand
 from codegen.contraction.thin_pieces import LANES, THIN, WIDE, in_pairs, thin_paths
+from codegen.contraction.totals import Totals
 from codegen.contraction.thin_schedule import ThinSchedule, blocks_of_registers, rows_of_lane, thin_pieces
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, space, staging
@@ -63,6 +64,8 @@ class _Renderer:
         self.fragments = ResultFragments(
             self.w, self.at, names, spec, (Edge(total[0], tile[0]), Edge(total[1], tile[1]))
         )
+        self.totals = Totals(self.w, spec, s.threads)
+        self.fragments.beside = self.totals.values
         self.staging = staging(self.at, *tile, spec.products)
         self.tiles = Edge(paths.size, s.tile).tiles
         if paths.batch * self.tiles >= 2**31:
@@ -79,6 +82,7 @@ class _Renderer:
             f"a lane has {s.pieces} pieces of {paths.piece} terms of a row in flight",
         ]
         w.parameters += [text for side in self.prologues for text in side.parameters()]
+        w.parameters += self.totals.parameters()
         w.parameters += self.fragments.epilogue.pointers.parameters()
         w.line("const int t = threadIdx.x, lane = t % 32, warp = t / 32;")
         t = "int64" if "int64" in (self.t, self.fragments.t) else "int32"
@@ -91,6 +95,8 @@ class _Renderer:
         lane = f"lane / {LANES}"
         self.wide.prepare(lane if self.first == "0" else f"{self.first} + {lane}")
         self.thin.prepare(lane)
+        if self.totals:
+            self.totals.declare()
         self._mainloop()
         w.line(FROM_HERE)
         self._results()
@@ -137,6 +143,8 @@ class _Renderer:
             with w.scope():
                 c = w.each("c", count)
                 w.line(f"{f'if ({exists(begin, c)}) ' if whole else ''}{name}({c}, {begin});")
+        if self.totals:
+            self.totals.add_up()
         with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {step})"), w.scope():
             c = w.each("c", s.pieces)
             with w.block(f"if ({exists('k', c)})", when=whole and c != "0"):
@@ -204,6 +212,8 @@ class _Renderer:
                 place = "[large][few]" if staged.by_rows == paths.first else "[few][large]"
                 product = f"block / {tiles * columns}" if paths.products > 1 else "0"
                 w.line(f"sums[{product}]{place} = whole[e];")
+        if self.totals:
+            self.totals.finish()
         w.line("__syncthreads();")
         for number in range(paths.products):
             w.line(f"auto& {staged.name(number)} = sums[{number}];")

@@ -13,6 +13,7 @@ from itertools import count
 from math import prod
 
 from codegen.bf16x6 import BF16X6, PART, PRODUCTS
+from codegen.contraction.totals import Totals
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
 from codegen.contraction.wgmma_consumer import Turns, consumer, main_loop
@@ -53,7 +54,8 @@ class _Renderer:
         self.partials = WgmmaPartials(self.block)
         self.a, self.b = self._operand("a", self.prologues[0]), self._operand("b", self.prologues[1])
         self.turns = Turns(self.block) if schedule.pingpong else None
-        self.results = results(self.block, self.epilogue, self.partials)
+        self.totals = Totals(w, spec, GROUP, "shared.")
+        self.results = results(self.block, self.epilogue, self.partials, self.totals)
 
     def _prologue(self, label: str) -> Prologue:
         """Returns the names of an operand, and the program it is computed by."""
@@ -176,6 +178,8 @@ class _Renderer:
         """Returns the kernel's parameters: their declarations and arguments."""
         layout, pointers, results = self.layout, self.epilogue.pointers, self.results
         number = count(len(self.spec.arguments))
+        first = len(self.spec.arguments) - sum(len(total.operands) for total in self.spec.totals)
+        totals: list[Parameter] = [(text, first + n) for n, text in enumerate(self.totals.parameters())]
         loads: list[Parameter] = [
             (parameter(op, p), next(number)) for op, p in zip(layout.program.loads, pointers.loads)
         ]
@@ -186,7 +190,7 @@ class _Renderer:
         if layout.maps is not None:
             stores = [(GRID_CONSTANT + name, made) for name, made in zip(results.store_maps, layout.maps)]
         partials = [(declared, next(number)) for declared in self.partials.parameters()]
-        return [*self.a.parameters, *self.b.parameters, *loads, *stores, *partials]
+        return [*self.a.parameters, *self.b.parameters, *totals, *loads, *stores, *partials]
 
     # ---- shared memory and barriers
 

@@ -343,6 +343,11 @@ def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
     w.line(f"const int row = {row};  // of a thread's first result {place}")
     w.line(f"Ring<{s.stages}> stage;")
     results.epilogue.scalars()
+    if results.totals:
+        results.totals.add_up()
+        block.synchronize()
+        results.totals.finish()
+        block.synchronize()
     loop.begin()
     results.begin()
     first, last = block.stages()

@@ -11,6 +11,7 @@ from math import prod
 from codegen.arch import KNOWN
 from codegen.buffers import SWIZZLED, VECTORS, Buffer, Buffers
 from codegen.computed_tiles import computed
+from codegen.contraction.totals import totals_of
 from codegen.declined import Declined
 from codegen.expr import Operand, Program
 from codegen.family import Schedule
@@ -320,7 +321,12 @@ class Layout:
     @once
     def arrays(self) -> Buffers:
         """What a block has in shared memory.  Notes have buffers' names, in braces, for those of their tensors."""
-        return Buffers((*self.ring, *self.out, *self.single_rows, *self.factors, *self.left_by_warps))
+        return Buffers((*self.ring, *self.out, *self.single_rows, *self.factors, *self.left_by_warps, *self.totals))
+
+    @property
+    def totals(self) -> Buffers:
+        """The totals of rows, and the parts of them."""
+        return Buffers(totals_of(self.spec, GROUP // 32))
 
     @once
     def out(self) -> Buffers:

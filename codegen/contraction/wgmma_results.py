@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from codegen.contraction.totals import Totals
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_layout import GROUP
 from codegen.contraction.wgmma_partials import WgmmaPartials
@@ -28,8 +29,8 @@ class Results:
     store_maps  the same of the outputs' tensor maps; ``load_maps`` of those of operands, by their numbers.
     """
 
-    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> None:
-        self.block, self.epilogue, self.partials = block, epilogue, partials
+    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> None:
+        self.block, self.epilogue, self.partials, self.totals = block, epilogue, partials, totals
         self.w, self.s, self.layout, self.parts = block.w, block.s, block.layout, block.parts
         self.t, self.n0 = block.t, block.n0
         self.staged: list[str] = []
@@ -90,7 +91,8 @@ class Results:
         name = "total" if self.s.split_k > 1 else self.block.sum
         starts = [number * self.s.part // 2 for number in range(self.block.spec.products)]
         texts = [f"{name}[{f'{start} + ' if start else ''}{element}]" for start in starts]
-        return [f"uint32({text})" if self.block.spec.accumulate == "uint32" else text for text in texts]
+        texts = [f"uint32({text})" if self.block.spec.accumulate == "uint32" else text for text in texts]
+        return [*texts, *self.totals.values]
 
     @contextmanager
     def _pieces(self) -> Iterator[None]:

@@ -209,6 +209,8 @@ def _tiles(spec: ContractionSpec, parts: OperandTiles, way: WgmmaSchedule) -> It
     fitting = [c for c in (256, 192, 160, 128, 96, 64, 32, 16) if not c % unit]
     for groups, cols in product((2, 3, 1), [c for c in fitting if c == unit or c < 2 * round_up(parts.cols, unit)]):
         s = changed(way, groups=groups, tile_n=cols)
+        if spec.totals and groups > 1:
+            continue  # a consumer adds up the totals of its rows, which are few
         held = _registers(spec, cols)
         both = held + cols * spec.products // 2 if adds_up else held  # including the sums of a stage
         most = _most_cols(s)
@@ -284,7 +286,7 @@ def _registers(spec: ContractionSpec, cols: int) -> int:
 def _most_stages(layout: Layout, target: Target) -> int:
     """Returns how many stages the ring may have; 0 if the sums that blocks of a cluster exchange do not fit it."""
     s, parts = layout.s, layout.parts
-    others = sum(x.bytes for x in (*layout.out, *layout.left_by_warps))
+    others = sum(x.bytes for x in (*layout.out, *layout.left_by_warps, *layout.totals))
     room = target.arch.shared_bytes_per_block - RESERVE - others
     useful = parts.reduction.stages * -(-s.tiles(parts) // s.blocks)  # the ring is filled for the next tile meanwhile
     each = layout.ring.stage_bytes

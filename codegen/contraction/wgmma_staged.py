@@ -7,6 +7,7 @@ map describes an output.
 from __future__ import annotations
 
 from codegen.buffers import guard
+from codegen.contraction.totals import Totals
 from codegen.contraction.wgmma_block import Block, tidy
 from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, STAGING
 from codegen.contraction.wgmma_partials import WgmmaPartials
@@ -28,8 +29,8 @@ class StagedResults(ChunkedResults):
     #: which part of a consumer's buffers a chunk has
     step, buffer = ", buffer ^= 1", "[buffer]"
 
-    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> None:
-        super().__init__(block, epilogue, partials)
+    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> None:
+        super().__init__(block, epilogue, partials, totals)
         self.staged = [self.w.names.unique(op.name, "_out") for op in self.layout.stores]
         #: what lies in a buffer before the results take its place: loads of the program, and the buffer's output
         self.held: dict[int, int] = {}
@@ -83,8 +84,8 @@ class StagedResults(ChunkedResults):
 class CopiedResults(StagedResults):
     """Results that TMA copies out."""
 
-    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> None:
-        super().__init__(block, epilogue, partials)
+    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> None:
+        super().__init__(block, epilogue, partials, totals)
         self.store_maps = [self.w.names.unique(op.name, "_map") for op in self.layout.stores]
         self._m0 = f"m0 + {block.rows}".removesuffix(" + 0")
 
@@ -120,8 +121,8 @@ class ResultsOnOperands(CopiedResults):
 
     step = ""
 
-    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> None:
-        super().__init__(block, epilogue, partials)
+    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> None:
+        super().__init__(block, epilogue, partials, totals)
         self.held = {n: k for n, (k, _) in block.layout.operand_maps.items()}
         self.load_maps = {n: self.w.names.unique(self.layout.program.loads[n].name, "_map") for n in self.held}
         self._signals = Signals(block.w, "operands", block.s.groups)
@@ -217,8 +218,8 @@ class ResultsCarriedByWarps(CarriedResults):
 
     step = buffer = ""
 
-    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> None:
-        super().__init__(block, epilogue, partials)
+    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> None:
+        super().__init__(block, epilogue, partials, totals)
         for n, op in enumerate(self.layout.program.loads):
             alike = [k for k, out in enumerate(self.layout.stores) if out.dtype == op.dtype]
             free = [k for k in alike if k not in self.held.values()]
@@ -280,7 +281,7 @@ class ResultsCarriedByWarps(CarriedResults):
                 w.line(f"{unless}{function}<{chunk}>({to}, {self._tile(name)}, r, {count}, {part});")
 
 
-def results(block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> Results:
+def results(block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> Results:
     """Returns what writes the results."""
     layout = block.layout
     kind: type[Results] = ResultsOnOperands if layout.operand_maps else CopiedResults
@@ -288,4 +289,4 @@ def results(block: Block, epilogue: Epilogue, partials: WgmmaPartials) -> Result
         kind = ResultsCarriedByWarps if layout.by_warps else CarriedResults
     elif layout.maps is None:
         kind = ChunkedResults if partials.rows else DirectResults
-    return kind(block, epilogue, partials)
+    return kind(block, epilogue, partials, totals)

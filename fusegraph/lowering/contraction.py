@@ -15,7 +15,7 @@ from codegen.declined import Declined
 from codegen.expr import Operand, compute_type
 from codegen.spec import ContractionSpec, Gather, Limit, Strides
 from fusegraph.graph import Node, Tensor
-from fusegraph.lowering import convolution, partials, prologue
+from fusegraph.lowering import convolution, partials, prologue, totals
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.choices import Choice, speculate
 from fusegraph.lowering.convolution import Product
@@ -52,17 +52,19 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
     choices = _check_products(view, anchors, options)
     _check_sparse(view, anchors)
     shape = anchor.output.shape
-    behind = prologue.behind(view, anchors)
+    scaled = totals.totals(view)
+    behind = prologue.behind(view, [*anchors, *scaled])
+    found = product(anchor) if anchor.op.role in _PRODUCTS and "parts" not in anchor.attributes else None
+    totals.check(view, anchor, found)
     after = set(anchors)
     for node in view.nodes:
         if node in anchors:
             continue
         if node.op.role is Role.PARTIAL:
-            found = product(anchor) if anchor.op.role in _PRODUCTS and "parts" not in anchor.attributes else None
             total = accumulator(anchor, compute_type(view.graph.compute_dtype)) if found is not None else ""
             partials.check(view, node, found, total, after)
             continue
-        if node.kind is Kind.MOVEMENT and node not in behind:
+        if node in scaled or (node.kind is Kind.MOVEMENT and node not in behind):
             continue
         if node.kind is not Kind.POINTWISE:
             raise Declined(f"{node.op.name} {node.name!r} is not pointwise")
@@ -93,11 +95,12 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
             if convolution.turned_behind(anchor, tensor, options.target.planned):
                 raise Declined(f"{anchor.name!r} has neighbours in other tiles: another kernel turns {tensor.name!r}")
     check_size(view)
-    if any(view.before([a.inputs[1]]) for a in anchors[1:]):
+    if scaled or any(view.before([a.inputs[1]]) for a in anchors[1:]):
         try:
             best_schedule(_spec(options, view), options.target.planned)
         except Declined as reason:
-            raise Declined(f"{anchor.name!r} and {anchors[1].name!r} are two kernels: {reason}") from None
+            one, two = [*anchors, *scaled][:2]
+            raise Declined(f"{one.name!r} and {two.name!r} are two kernels: {reason}") from None
     products = [choice for a in anchors if a.op.role in _PRODUCTS for choice in weighed(a, options)]
     confirmed = partial(prologue.confirmed, view, options)
     spec = partial(_spec, options)
@@ -296,8 +299,10 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     reads = [read, *(tensors for _, tensors in seconds), anchor.inputs[2:]]
     words = [Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in anchor.inputs[2:]]
     halves = {node.output: node for node in view.nodes if node.op.role is Role.PARTIAL}
-    own_view = prologue.epilogue_view(view, anchors)
-    builder = RowsBuilder(own_view, options, lambda t: () if t in halves else found.strides(t), *anchors)
+    scaled = totals.totals(view)
+    gathers, added = totals.lower(view, options, anchor, found, lambda op: product(anchor, op, b)) if scaled else ((), [])
+    own_view = prologue.epilogue_view(view, [*anchors, *scaled])
+    builder = RowsBuilder(own_view, options, lambda t: () if t in halves else found.strides(t), *anchors, *scaled)
     program, own, writes = builder.build()
     parts = [
         partials.partial(halves[tensor], store, found, program.reductions)
@@ -326,6 +331,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         terms=found.terms,
         results=found.results,
         others=tuple(others),
+        totals=gathers,
         partials=tuple(parts),
         metadata=words[0] if words else None,
     )
@@ -335,6 +341,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
         turned, few, target = exchanged(spec), prod(found.rows) <= FEW_ROWS, options.target.planned
         if turned is not None and (not few or FAMILY.cycles(turned, target) < FAMILY.cycles(spec, target)):
             spec, reads[:2] = turned, reads[1::-1]
+    reads += added
     return Lowered("contraction", spec, (*(t for each in reads for t in each), *own), writes)
 
 

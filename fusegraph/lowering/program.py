@@ -140,9 +140,13 @@ class ProgramBuilder:
     def _add(self, node: Node) -> None:
         """Adds what a node computes."""
         if node in self._anchors:
-            self._values[node.output] = self._rounded(node.output, Anchor(self._anchors.index(node)))
+            self._values[node.output] = self._rounded(node.output, self._anchor(node))
         else:
             self._values[node.output] = self._apply(node)
+
+    def _anchor(self, node: Node) -> Value:
+        """Returns what the kernel's main loop computes of a node."""
+        return Anchor(self._anchors.index(node))
 
     def _parameter_order(self) -> list[int]:
         """Returns the loads in the order of a kernel's parameters: graph inputs as declared, then the others."""

@@ -350,6 +350,14 @@ class RowsBuilder(ProgramBuilder):
         elif node.op.role is Role.GATHER and self._gathers is not None:
             self._values[node.output] = self._taken(node, *self._gathers(node))
 
+    def _anchor(self, node: Node) -> Value:
+        found = super()._anchor(node)
+        after = mode_of(node).after if node.kind is Kind.REDUCTION and node.op.role is not Role.PARTIAL else None
+        if after is None:
+            return found
+        count = prod(node.inputs[0].shape[d] for d in node.attributes["axes"])
+        return self._emit(node.name, after.cuda(count, "float"), [found], "float")
+
     def _taken(self, node: Node, taken: Strides, along: Strides) -> Value:
         """Returns an element of the row that a gather takes."""
         x, index = gathered.operands(self._view, node)

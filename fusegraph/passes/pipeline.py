@@ -50,6 +50,7 @@ from fusegraph.passes.regions import assign_regions
 from fusegraph.passes.reshapes import move_reshapes
 from fusegraph.passes.result_layouts import lay_out_results
 from fusegraph.passes.rewrite import Rewritten
+from fusegraph.passes.row_scales import take_out_scales
 from fusegraph.passes.shared_heads import share_heads
 from fusegraph.passes.shared_positions import count_apart
 from fusegraph.passes.simplify import remove_dead_nodes, simplify
@@ -139,6 +140,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("transposes", move_transposes),
     Pass("views", foresee_views),
     Pass("joined products", join_products),
+    Pass("scales of rows", take_out_scales),
     Pass("algorithms", choose, When.ALWAYS),
     Pass(reduce_results.NAME, reduce_results.reduce_results),
     Pass(reduce_columns.NAME, reduce_columns.reduce_columns),

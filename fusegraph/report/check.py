@@ -175,6 +175,7 @@ def rounding_of(executable: Executable, *, strict: bool = False) -> Rounding:
     }
     sums |= dict.fromkeys(_parts(plan, foreign, _SUMS), 0)
     narrowed = frozenset(_narrowed(plan, ours, foreign))
+    narrowed |= {name for x in plan.unscaled for name in plan.namesakes.get(x, (x,))}
     # The prologue of attention is rounded as if it were stored.
     prologues = [f.name for n in ours if n.kind is Kind.ATTENTION for f in prologues_of(n) if f is not None]
     kept = names(stored) | constants | {name for f in prologues for name in plan.namesakes.get(f, (f,))}
