@@ -16,7 +16,7 @@ from codegen.kernel import Kernel
 from codegen.prologue import Prologue, Source
 from codegen.sizes import most
 from codegen.spec import ContractionSpec
-from codegen.tile_path import PIECE, merged_gather
+from codegen.tile_path import PIECE
 
 #: Most rows that have totals, rows whose elements are on the way at a time, and elements that a thread reads together.
 MOST_ROWS, TOGETHER, MOST_RUN = 16, 4, 8
@@ -31,22 +31,17 @@ def totals_of(spec: ContractionSpec, warps: int) -> list[Buffer]:
 class Totals:
     """Writes the totals of a spec's rows, added up by so many ``threads``, whole warps of a block.
 
-    Raises Declined for more rows than a block adds up, and where their elements are not at equal distances.
+    Raises Declined for more rows than a block adds up.
     """
 
     def __init__(self, w: Kernel, spec: ContractionSpec, threads: int, within: str = "") -> None:
         """within: what begins the C names of its buffers, if something else declares these."""
         self.w, self.threads, self.warps, self._spec = w, threads, threads // 32, spec
         self._parts, self._totals = f"{within}total_parts", f"{within}totals"
-        self._prologues: list[Prologue] = []
         rows, depth = prod(spec.m), prod(spec.k)
         if spec.totals and (most(rows) > MOST_ROWS or prod(spec.batch) > 1):
             raise Declined(f"totals are of at most {MOST_ROWS} rows, without a batch")
-        for n, total in enumerate(spec.totals):
-            gather, _, outer, inner = merged_gather(spec, total, spec.m, range(len(spec.k)))
-            if any(size > 1 for size in (*outer[:-1], *inner[:-1])) or gather.limits:
-                raise Declined("a total is of elements at equal distances")
-            self._prologues.append(Prologue(w, gather, w.names, f"total{n}"))
+        self._prologues = [Prologue(w, total, w.names, f"total{n}") for n, total in enumerate(spec.totals)]
         self.rows, self.depth = rows, depth
 
     def __bool__(self) -> bool:
@@ -99,7 +94,7 @@ class Totals:
         if most(self.depth) % count or not isinstance(self.depth, int):
             return count == 1
         return all(
-            not source.pointer or not self._step(prologue, source) or self._whole(prologue, source, count)
+            not source.pointer or not any(prologue.place(source).inner) or self._whole(prologue, source, count)
             for source in prologue.sources
         )
 
@@ -107,25 +102,20 @@ class Totals:
         place, width = prologue.place(source), min(PIECE, count * source.itemsize)
         starts = (*place.outer, place.start)
         aligned = all(step * source.itemsize % width == 0 for step in starts) and source.alignment % width == 0
-        return self._step(prologue, source) == 1 and (aligned or count == 1)
-
-    def _step(self, prologue: Prologue, source: Source) -> int:
-        """Returns how far apart a source's neighbours along the reduction are."""
-        inner = prologue.place(source).inner
-        return inner[-1] if inner else 0
+        return prologue.place(source).inner == (1,) and (aligned or count == 1)
 
     def _elements(self, prologue: Prologue, t: str, run: int) -> None:
         """Writes how ``run`` elements of row m from k on are read, computed and added to the total."""
         w = self.w
         read: dict[Value, str] = {}
         for source in prologue.sources:
-            place, step = prologue.place(source), self._step(prologue, source)
-            row = [(f"{t}(m)", place.outer[-1])] if place.outer else []
+            place = prologue.place(source)
+            (step,), row = place.inner, (f"{t}(m)", place.outer[0])
             if not source.pointer:
-                at = linear([*row, (f"({t}(k) + e)" if run > 1 else "k", step)], place.start)
+                at = linear([row, (f"({t}(k) + e)" if run > 1 else "k", step)], place.start)
                 read[source.value] = f"int32({at})"
                 continue
-            at = linear([*row, (f"{t}(k)", step)], place.start)
+            at = linear([row, (f"{t}(k)", step)], place.start)
             if run > 1 and step:
                 w.line(f"const auto {source.name} = load<{run}>({source.pointer} + ({at}));")
                 read[source.value] = f"{source.name}[e]"

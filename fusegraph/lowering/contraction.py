@@ -300,7 +300,7 @@ def lower(view: GroupView, options: Options, name: str) -> Lowered:
     words = [Operand(t.name, t.dtype, t.strides, view.alignment(t, options)) for t in anchor.inputs[2:]]
     halves = {node.output: node for node in view.nodes if node.op.role is Role.PARTIAL}
     scaled = totals.totals(view)
-    gathers, added = totals.lower(view, options, anchor, found, lambda op: product(anchor, op, b)) if scaled else ((), [])
+    gathers, added = totals.lower(view, options, anchor, lambda op: product(anchor, op, b)) if scaled else ((), [])
     own_view = prologue.epilogue_view(view, [*anchors, *scaled])
     builder = RowsBuilder(own_view, options, lambda t: () if t in halves else found.strides(t), *anchors, *scaled)
     program, own, writes = builder.build()

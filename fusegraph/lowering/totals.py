@@ -13,6 +13,7 @@ from math import prod
 from codegen.contraction.totals import MOST_ROWS
 from codegen.declined import Declined
 from codegen.expr import Operand
+from codegen.iteration import collapse
 from codegen.sizes import most
 from codegen.spec import Gather
 from fusegraph.dtypes import float32
@@ -59,7 +60,7 @@ def check(view: GroupView, anchor: Node, found: Product | None) -> None:
 
 
 def lower(
-    view: GroupView, options: Options, anchor: Node, found: Product, moved: Callable[[Operand], Product]
+    view: GroupView, options: Options, anchor: Node, moved: Callable[[Operand], Product]
 ) -> tuple[tuple[Gather, ...], list[Sequence[Tensor]]]:
     """Returns how the elements of a group's totals are computed, and the tensors that are read.
 
@@ -68,15 +69,17 @@ def lower(
     gathers: list[Gather] = []
     reads: list[Sequence[Tensor]] = []
     a = Operand(anchor.inputs[0].name, float32, anchor.inputs[0].strides)
+    sizes = moved(a).rows
     for node in totals(view):
         x = node.inputs[0]
-        plain = replace(moved(replace(a, strides=x.strides)).a, operand=Operand(x.name, x.dtype, x.strides))
-        if not view.before([x]):
-            operand = Operand(x.name, x.dtype, x.strides, view.alignment(x, options))
-            gathers.append(replace(plain, operand=operand))
-            reads.append((x,))
-            continue
-        gather, read = prologue.computed(view, options, x, plain, lambda s: moved(replace(a, strides=s)).a)
-        gathers.append(gather)
+        operand = Operand(x.name, x.dtype, x.strides, view.alignment(x, options))
+        gather, read = replace(moved(replace(a, strides=x.strides)).a, operand=operand), (x,)
+        if view.before([x]):
+            gather, read = prologue.computed(view, options, x, gather, lambda s: moved(replace(a, strides=s)).a)
+        batch, outer, inner = gather.steps()
+        rows, over = collapse(sizes, outer, range(len(sizes)))
+        if len(rows) > 1:
+            raise Declined(f"the rows that {node.name!r} adds up are not at equal distances")
+        gathers.append(gather.stepped(batch, over, inner))
         reads.append(read)
     return tuple(gathers), reads

@@ -190,7 +190,9 @@ def _score(quotient: Quotient, a: int, b: int, sibling: Tensor | object | None) 
     some, others = quotient.view(a).kinds, quotient.view(b).kinds
     tier = 2 if Kind.MOVEMENT in some or Kind.MOVEMENT in others else 1
     if not (_ANCHORS.isdisjoint(some) and _ANCHORS.isdisjoint(others)):
-        later = tier == 2 or quotient.is_prologue(a, b) or any(map(quotient.only_widens, (a, b)))
+        # What moves in the contraction's own group is in front of it.
+        moves = any(Kind.MOVEMENT in kinds and _ANCHORS.isdisjoint(kinds) for kinds in (some, others))
+        later = moves or quotient.is_prologue(a, b) or any(map(quotient.only_widens, (a, b)))
         tier = 2 if later else 0
     return tier, quotient.saved(a, b)
 
