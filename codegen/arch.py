@@ -93,6 +93,11 @@ class Arch:
             self.shared_bytes_per_sm // block_shared,
         )
 
+    def least_shared_bytes(self, blocks: int) -> int:
+        """Returns the least shared bytes of a block, static and dynamic, of which one SM holds no more than so many."""
+        units = self.shared_bytes_per_sm // (blocks + 1) // _SHARED_UNIT + 1
+        return units * _SHARED_UNIT - RESERVED_SHARED_BYTES_PER_BLOCK
+
     def registers_at_launch(self, threads: int, blocks: int = 1) -> int:
         """Returns how many registers of a block its warpgroups may pass on (setmaxnreg), ``blocks`` blocks to an SM.
 

@@ -167,7 +167,8 @@ class ResultFragments:
 
         ``total`` is the sum of element ``e``; columns are one dimension, or the innermost one holds whole runs.
         """
-        self.epilogue.results(self._position(), [self._sum(total), *self.beside], Run(count, len(self.at.shape) - 1, "e"))
+        run = Run(count, len(self.at.shape) - 1, "e")
+        self.epilogue.results(self._position(), [self._sum(total), *self.beside], run)
 
     def put(self, to: Staging, row: str, col: str, total: Sum) -> None:
         """Writes pair ``f``, whose first sum is at (row, col) of the tile, to the staging area."""

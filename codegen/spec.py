@@ -324,9 +324,9 @@ class ContractionSpec(KernelSpec):
     metadata                  None, or operand A has two of every four neighbours along k, which are stored one after
                               another: a's steps are those of the values that are stored.  The metadata are words of 32
                               bits (stages of 64 terms, blocks of 64 rows, 128 threads) as wgmma takes them.
-    totals                    sums over k, in float32, of elements that are computed of each row as those of operand a are:
-                              the program sees a row's behind its sums of products (``Anchor(products)`` on).  They are
-                              over two dimensions: all rows, and all of k.
+    totals                    sums over k, in float32, of elements that are computed of each row as those of a are: the
+                              program sees a row's behind its sums of products (``Anchor(products)`` on).  They are over
+                              two dimensions: all rows, and all of k.
     results                   () if the program's row coordinates are the rows' own; else one for each, a limit on batch
                               and rows: the number is the coordinate, and where one is broken there is no result.
     """

@@ -118,3 +118,13 @@ def test_occupancy_refuses_nonsense() -> None:
     for arguments in ((0, 32, 0), (32, -1, 0), (32, 32, -1)):
         with pytest.raises(ValueError, match="no such block"):
             arch("sm_80").blocks_per_sm(*arguments)
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_86", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5])
+def test_least_shared_bytes(name: str, blocks: int):
+    """An SM holds so many blocks of these bytes, and one more of a few less."""
+    arch = KNOWN[name]
+    found = arch.least_shared_bytes(blocks)
+    assert arch.blocks_per_sm(32, 16, found) == blocks
+    assert arch.blocks_per_sm(32, 16, found - 128) == blocks + 1

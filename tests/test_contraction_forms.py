@@ -82,17 +82,3 @@ def test_few_rows_change_places_with_computed_columns(monkeypatch: pytest.Monkey
         pick = lambda s, split_k=split_k: s.computes and s.split_k == split_k  # noqa: E731
         cases.append(hopper(Case(dequantised(m, n, k), "contraction"), pick))
     check_cases(cases, guard=True)
-
-
-def test_few_small_blocks_do_not_come_in_early():
-    """They would be on one multiprocessor, as many as fit; those of long sums wait for memory wherever they are."""
-
-    def early(rows: int, columns: int, terms: int) -> bool:
-        graph = fg.Graph("two")
-        x, w = graph.tensor("x", (rows, terms)), graph.tensor("w", (terms, columns))
-        graph.output(graph.matmul(graph.exp(x), w))
-        first, *_ = plan(graph, Options(target=target("sm_90a"), left_out={})).kernels
-        return "grid_dependency_launch" in first.source.code
-
-    assert not early(1024, 32, 160)
-    assert early(64, 50000, 512)

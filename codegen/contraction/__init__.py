@@ -31,7 +31,6 @@ from codegen.contraction import (
     wgmma,
     wgmma_schedule,
 )
-from codegen.contraction.early import mma_waits, simt_waits, waits
 from codegen.contraction.halo_schedule import HaloSchedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
@@ -59,6 +58,8 @@ def _coarse_mma(spec: ContractionSpec, schedule: MmaSchedule) -> int | None:
     return 0 if product_types(spec, schedule.widen)[0].startswith("float8") else None
 
 
+#: Rows or columns of a product that waits for memory.
+FEW = 64
 #: Columns or rows of a product of float32 which fill no tile of tensor cores.
 NARROW = 16
 
@@ -108,13 +109,18 @@ def _plain(function: Callable[..., T]) -> Callable[..., T]:
     return _dense(_in_memory(asked))
 
 
+def _waits(spec: ContractionSpec, _: object) -> bool:
+    """Tells whether a product waits for memory: it has few rows or columns."""
+    return min(most(prod(spec.m)), most(prod(spec.n))) <= FEW
+
+
 FAMILY = EstimatedFamily(
     "contraction",
     ContractionSpec,
     (
         Form(
             "thin", ThinSchedule, _dense(thin_schedule.schedules), thin.render, _dense(thin_schedule.cycles),
-            cost=thin_schedule.cost, early=waits,
+            cost=thin_schedule.cost, early=_waits,
         ),
         Form(
             "wgmma", WgmmaSchedule, _in_memory(wgmma_schedule.schedules), wgmma.render,
@@ -123,7 +129,7 @@ FAMILY = EstimatedFamily(
         ),
         Form(
             "mma", MmaSchedule, _plain(mma_schedule.schedules), mma.render, _plain(mma_schedule.cycles), _coarse_mma,
-            cost=mma_schedule.cost, best=_plain(mma_schedule.best), early=mma_waits,
+            cost=mma_schedule.cost, best=_plain(mma_schedule.best), early=_waits,
         ),
         Form("halo", HaloSchedule, _plain(halo_schedule.schedules), halo.render, _plain(halo_schedule.cycles)),
         Form(
@@ -132,7 +138,7 @@ FAMILY = EstimatedFamily(
         ),
         Form(
             "simt", SimtSchedule, _plain(simt_schedule.schedules), simt.render, _plain(simt_schedule.cycles),
-            cost=simt_schedule.cost, early=simt_waits,
+            cost=simt_schedule.cost, early=_waits,
         ),
     ),
     last_competes=_may_be_slower,

@@ -15,8 +15,8 @@ from __future__ import annotations
 from codegen.buffers import VECTORS, Buffer, Edge
 from codegen.contraction.thin_operand import WORDS, ThinOperand
 from codegen.contraction.thin_pieces import LANES, THIN, WIDE, in_pairs, thin_paths
-from codegen.contraction.totals import Totals
 from codegen.contraction.thin_schedule import ThinSchedule, blocks_of_registers, rows_of_lane, thin_pieces
+from codegen.contraction.totals import Totals
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, space, staging
 from codegen.iteration import linear, signed_index_type, unsigned

@@ -6,7 +6,7 @@ blocks of a product with few rows find that number by themselves, while the weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -61,19 +61,20 @@ def check(view: GroupView, anchor: Node, found: Product | None) -> None:
 
 def lower(
     view: GroupView, options: Options, anchor: Node, moved: Callable[[Operand], Product]
-) -> tuple[tuple[Gather, ...], list[Sequence[Tensor]]]:
+) -> tuple[tuple[Gather, ...], list[tuple[Tensor, ...]]]:
     """Returns how the elements of a group's totals are computed, and the tensors that are read.
 
     ``moved`` returns the product of another operand A.
     """
     gathers: list[Gather] = []
-    reads: list[Sequence[Tensor]] = []
+    reads: list[tuple[Tensor, ...]] = []
     a = Operand(anchor.inputs[0].name, float32, anchor.inputs[0].strides)
     sizes = moved(a).rows
     for node in totals(view):
         x = node.inputs[0]
         operand = Operand(x.name, x.dtype, x.strides, view.alignment(x, options))
-        gather, read = replace(moved(replace(a, strides=x.strides)).a, operand=operand), (x,)
+        gather = replace(moved(replace(a, strides=x.strides)).a, operand=operand)
+        read: tuple[Tensor, ...] = (x,)
         if view.before([x]):
             gather, read = prologue.computed(view, options, x, gather, lambda s: moved(replace(a, strides=s)).a)
         batch, outer, inner = gather.steps()

@@ -1,4 +1,4 @@
-"""Factors of rows come out of products of few rows: ``(x * s) @ w`` is ``(x @ w) * s`` where s is a number for each row.
+"""Factors of rows come out of products of few rows: ``(x * s) @ w`` is ``(x @ w) * s`` if s is a number for each row.
 
 A norm without a mean, as decoders have in front of their products, is such a factor: one over the root of the mean of
 squares.  What is left in front of the product is pointwise, so that the kernel before writes it; and the kernel of the

@@ -55,7 +55,8 @@ class Rounding:
     coarse        names of sums of fp8 products that tensor cores may keep to 14 bits -> the most products added up so
                   before such partial sums are added up in float32 (0: all products).
     winograd      names of convolutions by Winograd's algorithm -> the results along a side of its tiles.
-    scaled        names of tensors that are rounded to their dtype before they are divided by their sum, or their rows are scaled.
+    scaled        names of tensors that are rounded to their dtype before they are divided by their sum, or before their
+                  rows are scaled.
     """
 
     materialized: frozenset[str] = frozenset()

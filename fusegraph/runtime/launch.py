@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from math import prod
 from typing import Any
 
 from codegen.spec import KernelSource, Scalar, TensorMap
@@ -28,6 +29,8 @@ _MAX_GRID = (2**31 - 1, 65535, 65535)
 _SCALARS = {"int32": ctypes.c_int32, "int64": ctypes.c_int64}
 _PORTABLE_CLUSTER = 8  # cluster size in blocks that every GPU with clusters supports
 
+#: Blocks that start early are spread over a GPU if that makes at most so many for each multiprocessor.
+_SPREAD = 2
 #: Kernels from which on a sequence is recorded as a CUDA graph, at the so many-th call with the same addresses; the
 #: most graphs that are kept (a loop whose last result is still alive alternates between two), and addresses counted.
 _LEAST_RECORDED, _RECORDED_AT, _MOST_RECORDED, _MOST_COUNTED = 4, 3, 4, 64
@@ -159,15 +162,18 @@ class Launch:
     @classmethod
     def of(cls, function: Function, source: KernelSource, n_pointers: int, *, overlapping: bool = False) -> Launch:
         """Returns a rendered kernel with its configuration; if ``overlapping``, it may start early where it can."""
+        shared, dependent = source.dynamic_shared_bytes, source.dependent and overlapping
+        if dependent and prod(source.cluster) == 1:
+            shared = max(shared, _spreading(prod(source.grid), function.module.device) - function.shared_bytes)
         return cls(
             function,
             source.grid,
             source.block,
-            source.dynamic_shared_bytes,
+            shared,
             n_pointers,
             source.parameters,
             cluster=source.cluster,
-            dependent=source.dependent and overlapping,
+            dependent=dependent,
             zeroed=source.zeroed,
         )
 
@@ -177,6 +183,17 @@ class Launch:
             step = self, range(self.n_pointers)
             self._alone = LaunchSequence([step], self.n_pointers, device=self.function.module.device)
         self._alone(tuple(pointers), stream)
+
+
+def _spreading(blocks: int, device: int) -> int:
+    """Returns the shared bytes of a block with which few blocks are spread evenly over a device; 0 for many.
+
+    Blocks that start early go where others leave room, as many as fit: one multiprocessor might have several, while
+    others had none.
+    """
+    found = driver.properties(device)
+    each = -(-blocks // found.sm_count)
+    return found.target.arch.least_shared_bytes(each) if found.sm_count <= 2 * blocks and each <= _SPREAD else 0
 
 
 class LaunchSequence:
