@@ -102,7 +102,7 @@ def _size(ctype: str) -> int:
 
 def test_a_tile_reads_little_more_than_its_outputs_need():
     """The share of a halo tile that is halo, for filters and images of common sizes."""
-    for layout, limit in (("contiguous", 1.45), ("channels_last", 1.65)):
+    for layout, limit in (("contiguous", 1.45), ("channels_last", 1.95)):
         for size in (14, 28, 56, 112, 224):
             spec = spec_of(direct((32, 64, size, size), (3, 3), "bfloat16", layout=layout, padding=1))
             s = best_tiled_schedule(spec)

@@ -16,12 +16,15 @@ channels  the same for depthwise convolutions whose channels are contiguous, wit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from math import prod
+from typing import TypeVar
 
 from codegen.buffers import Edge, every
+from codegen.declined import Declined
 from codegen.direct_convolution import schedule
 from codegen.direct_convolution.flat import Flat
-from codegen.direct_convolution.flat_schedule import FlatSchedule
+from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_cycles
 from codegen.direct_convolution.renderer import Renderer
 from codegen.direct_convolution.schedule import (
     PATCH_COLUMNS,
@@ -38,11 +41,13 @@ from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_cycle
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.direct_convolution.strips import Strips
 from codegen.epilogue import Run
-from codegen.family import Family, Form
+from codegen.family import EstimatedFamily, Form, Schedule
 from codegen.iteration import coordinate, linear
+from codegen.target import Target
 
 #: Most products that a thread's code spells out: loops with more stay loops, so that the code fits the caches.
 UNROLLED = 800
+ScheduleT = TypeVar("ScheduleT", bound=Schedule)
 
 
 class _Tiled(Renderer):
@@ -134,9 +139,7 @@ class _Planes(_Tiled):
         depth, rows, cols = schedule.tile_sizes(spec, s)
         sizes = (s.planes, 1 if interleaved else spec.in_channels, depth, rows)
         width = cols * (spec.in_channels if interleaved else 1)
-        lanes = 32
-        while lanes > 1 and (lanes // 2 >= width or self.threads % lanes):
-            lanes //= 2
+        lanes = schedule.fill_lanes(width, s.threads)
         if width <= lanes:
             w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} line = t / {lanes}; line < {prod(sizes)}; line += {self.threads // lanes})"):
@@ -268,15 +271,32 @@ class _Channels(_Tiled):
             w.line(f"sum[{p}][{e}] += column[{kr}][{e}] * {self.value(f'vec[{e}]')};")
 
 
-FAMILY = Family(
+def _form(
+    name: str,
+    schedule: type[ScheduleT],
+    schedules: Callable[[DirectConvolutionSpec, Target], Iterable[ScheduleT]],
+    renderer: Callable[[DirectConvolutionSpec, ScheduleT], Renderer],
+    cost: Callable[[DirectConvolutionSpec, ScheduleT, Target], float],
+) -> Form[DirectConvolutionSpec, ScheduleT]:
+    """Returns a form, which takes what its first schedule is estimated to take."""
+
+    def cycles(spec: DirectConvolutionSpec, target: Target) -> float:
+        for first in schedules(spec, target):
+            return cost(spec, first, target)
+        raise Declined(f"no schedule of {name} is meant for {spec.name}")
+
+    return Form(name, schedule, schedules, lambda spec, s: renderer(spec, s).render(), cycles, cost=cost)
+
+
+FAMILY = EstimatedFamily(
     "direct_convolution",
     DirectConvolutionSpec,
     (
-        Form("strips", StripsSchedule, schedule.strips, lambda spec, s: Strips(spec, s).render()),
-        Form("flat", FlatSchedule, schedule.flats, lambda spec, s: Flat(spec, s).render()),
-        Form("slide", SlideSchedule, schedule.slides, lambda spec, s: Slide(spec, s).render(), cost=slide_cycles),
-        Form("planes", PlanesSchedule, schedule.planes, lambda spec, s: _Planes(spec, s).render()),
-        Form("channels", ChannelsSchedule, schedule.channels, lambda spec, s: _Channels(spec, s).render()),
+        _form("strips", StripsSchedule, schedule.strips, Strips, schedule.strip_cycles),
+        _form("flat", FlatSchedule, schedule.flats, Flat, flat_cycles),
+        _form("slide", SlideSchedule, schedule.slides, Slide, slide_cycles),
+        _form("planes", PlanesSchedule, schedule.planes, _Planes, schedule.tiled_cycles),
+        _form("channels", ChannelsSchedule, schedule.channels, _Channels, schedule.tiled_cycles),
     ),
-    tries_all=True,
+    last_competes=lambda spec: True,
 )

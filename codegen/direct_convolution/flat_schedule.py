@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
-from math import exp, hypot, prod
+from math import prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.direct_convolution.cost import SECTOR, WRITTEN, Work, conflicts, cycles, finishing, traffic
 from codegen.direct_convolution.slide_schedule import (
     MAX_REGISTERS,
-    MEMORY_SHARE,
-    OPERATION,
-    START,
     WEIGHT,
     columns,
     products,
     strips,
-    traffic,
     walk,
     widths,
 )
@@ -28,11 +24,10 @@ from codegen.target import Target
 
 #: Most threads of a block, and the fewest that are tried where there is work for more.
 MAX_THREADS, MIN_THREADS = 512, 64
-#: Bytes of neighbouring channels below which writing them takes longer.
-RUN_BYTES = 32
 #: Figures of the cost model, fitted to measured times.  Instructions of an element that is read, of 16 bytes that are
-#: copied, and of a result that is written alone; the share of the issue slots that a warp of a scheduler fills.
-READ, COPY, SCATTERED, FILLED = 1.5, 4.6, 16.0, 0.37
+#: copied, and of a result that is written alone; the share of the issue slots that a warp of a scheduler fills; cycles
+#: until planes arrive.
+READ, COPY, SCATTERED, FILLED, LATENCY = 1.5, 4.6, 16.0, 0.37, 500.0
 
 
 @dataclass(frozen=True)
@@ -87,24 +82,14 @@ def flat_buffers(spec: DirectConvolutionSpec, s: FlatSchedule) -> Buffers:
     return Buffers(made)
 
 
-def conflicts(spec: DirectConvolutionSpec, s: FlatSchedule, plane: int, row: int, col: int, size: int) -> float:
+def _parts(spec: DirectConvolutionSpec, s: FlatSchedule, plane: int, row: int, col: int, size: int) -> float:
     """Returns in how many parts an access of a warp's threads to shared memory is done, one element each.
 
     ``plane``, ``row`` and ``col`` are the elements, of ``size`` bytes, from one plane, row and column to the next.
     """
-    _, depth, down, along = units(spec, s)
-    return _parts((depth, down, along), (plane, s.rows * row, s.cols * col), size) * max(1.0, size / 4)
-
-
-@lru_cache(1 << 12)
-def _parts(counts: tuple[int, int, int], steps: tuple[int, int, int], size: int) -> int:
-    """Returns the most words of one bank among 32 threads, of such counts, that are such steps apart."""
-    (_, down, along), (plane, row, col) = counts, steps
-    banks: dict[int, set[int]] = {}
-    for t in range(32):
-        word = (t // prod(counts) * plane + t // along % down * row + t % along * col) * size // 4
-        banks.setdefault(word % 32, set()).add(word)
-    return max(len(words) for words in banks.values())
+    planes, depth, down, along = units(spec, s)
+    steps = (along, s.cols * col), (down, s.rows * row), (depth, 0), (planes, plane)
+    return conflicts(tuple([(n, step * size) for n, step in steps]), size)
 
 
 def flat_registers(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
@@ -140,15 +125,14 @@ def flat_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> l
 
 def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) -> float:
     """Returns the estimated cycles of a kernel: of instructions, device and shared memory, and latency."""
-    size, sms, program = spec.x.dtype.itemsize, target.sms, spec.program
-    threads, taps = flat_threads(spec, s), prod(spec.taps)
+    return cycles(spec, _work(spec, s), target)
+
+
+def _work(spec: DirectConvolutionSpec, s: FlatSchedule) -> Work:
+    """Returns what blocks do."""
+    size, program, taps = spec.x.dtype.itemsize, spec.program, prod(spec.taps)
     many, total = spec.runs
-    blocks = many * -(-total // s.planes)
-    shared = flat_buffers(spec, s).bytes
-    resident = target.arch.blocks_per_sm(threads, min(255, flat_registers(spec, s)), shared)
-    if not resident:
-        return float("inf")
-    each, warps = -(-blocks // sms), threads / 32
+    threads, shared = flat_threads(spec, s), flat_buffers(spec, s).bytes
     rows = walk(spec, s.rows, s.cols * spec.filters)
     outputs = s.rows * s.cols * spec.filters
     reads = rows.under / spec.input_dilation[1] * spec.taps[0] * len(columns(spec, s.cols))
@@ -157,16 +141,26 @@ def flat_cycles(spec: DirectConvolutionSpec, s: FlatSchedule, target: Target) ->
     written = [store.operand.dtype.itemsize for store in program.stores]
     scattered = outputs * sum(spec.across)
     instructions = products(spec, rows, s.rows, s.cols * spec.filters) + READ * reads + moves
-    instructions += outputs * (3 + OPERATION * len(program.instructions)) + WEIGHT * taps * spec.filters
+    instructions += outputs * finishing(spec) + WEIGHT * taps * spec.filters
     instructions += COPY * copies + SCATTERED * scattered + 100
-    accesses = reads * conflicts(spec, s, prod(spec.sizes), spec.sizes[2] * spec.stride[1], spec.stride[2], size)
+    accesses = reads * _parts(spec, s, prod(spec.sizes), spec.sizes[2] * spec.stride[1], spec.stride[2], size)
     for each_size, pitch in zip(written, flat_pitches(spec)):
-        accesses += outputs * conflicts(spec, s, pitch, spec.out[2], 1, each_size)
+        accesses += outputs * _parts(spec, s, pitch, spec.out[2], 1, each_size)
     accesses += 8 * copies + 2 * scattered
-    work = (each + blocks / sms) / 2 * warps
-    issue = work * instructions / (4 * (1 - exp(-FILLED * min(resident, each) * warps / 4)))
-    moved = traffic(spec)[1]
     # Where channels are contiguous, a block writes so many bytes of each pixel.
     pieces = [s.planes * each_size for each_size, across in zip(written, spec.across) if across]
-    memory = moved * max(1.0, RUN_BYTES / min(pieces, default=RUN_BYTES)) / (MEMORY_SHARE * target.bytes_per_cycle)
-    return hypot(issue, memory, work * accesses) + START
+    read, moved = traffic(spec)
+    partly = WRITTEN * (moved - read) / min(pieces) if pieces and min(pieces) < SECTOR else 0
+    return Work(
+        blocks=many * -(-total // s.planes),
+        threads=threads,
+        registers=flat_registers(spec, s),
+        shared=shared,
+        instructions=instructions,
+        filled=FILLED,
+        accesses=accesses,
+        fetched=read,
+        partial=partly,
+        waits=LATENCY,
+        code=instructions * rows.period / rows.under,
+    )

@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.direct_convolution.cost import SECTOR, Work, conflicts, cycles, finishing, partial, traffic
 from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_candidates, flat_schedules, flat_threads
-from codegen.direct_convolution.slide_schedule import SlideSchedule, slide_schedules
+from codegen.direct_convolution.slide_schedule import SlideSchedule, columns, slide_schedules, widest_access
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
 from codegen.target import PORTABLE, Target
 
 SHARED_LIMIT = 48 * 1024
-THREADS = 256
+#: Threads of a block with a halo tile: most, and the fewest where there is work for more.
+THREADS, LEAST_THREADS = 256, 64
 PATCH_COLUMNS = 4
 #: Bytes of registers for the part of an input row that a thread keeps, and for a column of weights and its sums.
 LINE_BYTES = 256
 COLUMN_BYTES = 512
-#: Blocks per multiprocessor, and threads of each, that keep all multiprocessors busy.
-ENOUGH_BLOCKS = 2
-ENOUGH_THREADS = 128
 #: Limits of the strips form: elements besides a vector, weights, registers of the rows a thread keeps, products it adds
 #: up.
-STRIP_ROWS = 4  # with more rows less is read twice, but there is room for fewer threads
+STRIP_ROWS = (1, 2, 3, 4, 6, 7, 8)
 MAX_HALO = 8
 MAX_WEIGHTS = 50
-STRIP_CANDIDATES = (4, 7, 2, 8, 3, 6)
 STRIP_REGISTERS = 90
 STRIP_PRODUCTS = 1600
 SM_THREADS, SM_REGISTERS = 1024, 65536  # threads that hide the latency of memory; registers of a multiprocessor
 CANDIDATES = 12  # schedules to try
-SECTOR = 32  # bytes of the smallest access to device memory
+#: Figures of the cost models, fitted to measured times.  Instructions of an element that is put into the halo tile, of a
+#: weight and of a row of a thread there, and of a load of strips; shares of the issue slots that a warp of a scheduler
+#: fills; cycles until an element arrives.
+FILL, FILTER, LINE, STRIP = 12.5, 34.0, 35.0, 3.1
+FILLED, STRIP_FILLED, LATENCY, STRIP_LATENCY = 0.265, 0.62, 530.0, 550.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def fits(spec: DirectConvolutionSpec) -> str | None:
     """Returns why direct convolution has no kernel for a spec; None if it has one."""
     if max(spec.input_dilation) > 1:
         return None if slides(spec, PORTABLE) else "a dilated input of several channels a group or many taps"
-    if strips_schedule(spec):
+    if any(strip_candidates(spec)):
         return None
     every: list[TiledSchedule] = [*(_channels_schedules(spec, 8) if channels_last(spec) else _planes_schedules(spec))]
     if any(_misfit(spec, s) is None for s in every):
@@ -153,19 +155,15 @@ def channels_last(spec: DirectConvolutionSpec) -> bool:
     return spec.in_channels == 1 and spec.filters == 1 and spec.groups >= 8 and spec.x.strides[1] == 1
 
 
-def strips(spec: DirectConvolutionSpec, target: Target) -> Iterator[StripsSchedule]:
-    """Yields strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time.
+def strips(spec: DirectConvolutionSpec, target: Target) -> list[StripsSchedule]:
+    """Returns strips worth trying, best guess first; none where rows cannot be read 16 bytes at a time.
 
     Nor are there any where rows are not written as they are read, in vectors, or are read for several planes of taps,
     and whole images fit shared memory.
     """
-    best = strips_schedule(spec, target)
-    again = any(spec.across) or spec.taps[0] > 1 or (best is not None and spec.out[2] % best.vector > 0)
-    if best is not None and not (again and any(flat_candidates(spec, target, best.itype))):
-        yield best
-        for rows in STRIP_CANDIDATES:
-            if rows <= spec.out[1] and _strip_fits(spec, best.vector, rows):
-                yield from (replace(best, rows=rows, threads=threads) for threads in (128, 256))
+    found = sorted(strip_candidates(spec), key=lambda s: strip_cycles(spec, s, target))
+    again = any(spec.across) or spec.taps[0] > 1 or any(spec.out[2] % s.vector for s in found)
+    return [] if again and any(flat_candidates(spec, target, _itype(spec))) else found
 
 
 def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
@@ -209,7 +207,8 @@ def _by_cost(spec: DirectConvolutionSpec, candidates: Iterable[Tiled], target: T
     """Returns the schedules that cost least among those whose halo tile fits; the smallest one if none fits."""
     every = list(candidates)
     fitting = [s for s in every if _misfit(spec, s) is None]
-    return sorted(fitting, key=lambda s: _cost(spec, s, target))[:CANDIDATES] or [
+    fitting = [s for s in fitting if s.threads >= LEAST_THREADS] or fitting
+    return sorted(fitting, key=lambda s: tiled_cycles(spec, s, target))[:CANDIDATES] or [
         min(every, key=lambda s: buffers(spec, s).bytes)
     ]
 
@@ -219,8 +218,8 @@ def halo(spec: DirectConvolutionSpec) -> tuple[int, int]:
     return spec.before[2], (spec.taps[2] - 1) * spec.dilation[2] - spec.before[2]
 
 
-def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> StripsSchedule | None:
-    """Returns the largest strips of reasonable code and registers; None where rows cannot be read as vectors."""
+def strip_candidates(spec: DirectConvolutionSpec) -> Iterator[StripsSchedule]:
+    """Yields strips of reasonable code and registers; none where rows cannot be read as vectors."""
     size, xs = spec.x.dtype.itemsize, spec.x.strides
     vector = 16 // size
     left, right = halo(spec)
@@ -228,15 +227,12 @@ def strips_schedule(spec: DirectConvolutionSpec, target: Target = PORTABLE) -> S
     aligned = spec.x.alignment % 16 == 0 and all(step % vector == 0 for step in (*steps, spec.sizes[2]))
     unstrided = spec.stride[1:] == (1, 1) and max(spec.input_dilation) == 1
     if not (spec.in_channels == 1 and unstrided and xs[5] == 1 and aligned):
-        return None
+        return
     if right < 0 or left + right > MAX_HALO or spec.filters * prod(spec.taps[1:]) > MAX_WEIGHTS:
-        return None
-    for rows in _halves(STRIP_ROWS, spec.out[1]):
-        threads = spec.images * spec.groups * spec.out[0] * -(-spec.out[1] // rows) * -(-spec.out[2] // vector)
-        busy = rows == 1 or threads >= ENOUGH_BLOCKS * target.sms * ENOUGH_THREADS
-        if busy and _strip_fits(spec, vector, rows):
-            return StripsSchedule(rows, vector, ENOUGH_THREADS, _itype(spec))
-    return None
+        return
+    for rows, threads in product(STRIP_ROWS, (128, 256)):
+        if rows <= spec.out[1] and _strip_fits(spec, vector, rows):
+            yield StripsSchedule(rows, vector, threads, _itype(spec))
 
 
 def _strip_fits(spec: DirectConvolutionSpec, vector: int, rows: int) -> bool:
@@ -271,39 +267,98 @@ def _channels_schedules(spec: DirectConvolutionSpec, narrowest: int) -> Iterator
                         yield ChannelsSchedule(rows, columns, lanes, vector, itype)
 
 
-def _cost(spec: DirectConvolutionSpec, s: TiledSchedule, target: Target) -> tuple[float, int]:
-    """Returns what to minimize: instructions of all threads, at least those of one wave of blocks; then idle threads.
+def tiled_cycles(spec: DirectConvolutionSpec, s: TiledSchedule, target: Target) -> float:
+    """Returns the estimated cycles of a kernel whose blocks stage a halo tile."""
+    return cycles(spec, _channels_work(spec, s) if isinstance(s, ChannelsSchedule) else _planes_work(spec, s), target)
 
-    The count was made by hand from the code in `codegen.direct_convolution`: staging an element, multiplying, loading
-    weights, storing.  Blocks of few threads, and runs that leave much of the touched memory sectors unused, take
-    longer.
-    """
+
+def _planes_work(spec: DirectConvolutionSpec, s: PlanesSchedule) -> Work:
     depth, rows, cols = tile_sizes(spec, s)
-    taps, under = prod(spec.taps), spec.under(1, s.rows)
+    tiles = -(-spec.out[1] // s.out_rows) * -(-spec.out[2] // s.out_cols)
+    blocks = -(-spec.images * spec.groups // s.planes) * spec.out[0] * tiles
+    size, outputs, under = spec.x.dtype.itemsize, spec.filters * s.rows * s.cols, spec.under(1, s.rows)
+    interleaved = spec.in_channels > 1 and spec.x.strides[2] == 1
+    lines = s.planes * depth * rows * (1 if interleaved else spec.in_channels)
+    width = cols * (spec.in_channels if interleaved else 1)
+    lanes = fill_lanes(width, s.threads)
+    steps = -(-lines // (s.threads // lanes)), -(-width // lanes)
+    staged, filters = prod(steps), s.planes * spec.filters * spec.in_channels * prod(spec.taps) / s.threads
+    # A row of the tile under a thread's patch is read in vectors, or as many elements as taps meet.
+    met = len(columns(spec, s.cols))
+    vectors = line_reads(spec, s) is not None and s.cols * spec.stride[2] % PATCH_COLUMNS == 0
+    reads, count = ((line_reads(spec, s) or 0) / PATCH_COLUMNS, PATCH_COLUMNS) if vectors else (met, 1)
+    if line_reads(spec, s) is None:
+        reads = s.cols * spec.taps[2]
+    pitch = _pitch(spec, s) * spec.word
+    above = s.rows * spec.stride[1] * pitch
+    places = (s.lanes, s.cols * spec.stride[2] * spec.word), (s.down, above), (s.planes, spec.in_channels * depth * rows * pitch)
+    loads = spec.in_channels * depth * under * reads
+    weights = spec.filters * spec.in_channels * prod(spec.taps) * (1 if s.rows <= spec.taps[1] else s.rows)
+    products = spec.filters * spec.in_channels * prod(spec.taps) * s.rows * s.cols * spec.word / 4
+    digits = (s.lanes, {5: s.cols}), (s.down, {4: s.rows}), (s.planes, {1: 1})
+    return Work(
+        blocks=blocks,
+        threads=s.threads,
+        registers=_registers(spec, s),
+        shared=buffers(spec, s).bytes,
+        instructions=FILL * staged + FILTER * filters + loads + weights + products + outputs * finishing(spec) + LINE * steps[0] + 60,
+        filled=FILLED,
+        accesses=loads * conflicts(places, count * spec.word) + weights + 2 * staged,
+        fetched=blocks * lines * width * size * (1 + SECTOR / (width * size)),
+        partial=partial(spec, digits, s.cols, 5, spec.out[2] % s.cols == 0),
+        waits=LATENCY * (1 + staged / 4),
+        code=loads + weights + products,
+    )
+
+
+def _channels_work(spec: DirectConvolutionSpec, s: ChannelsSchedule) -> Work:
+    depth, rows, cols = tile_sizes(spec, s)
     tiles = spec.out[0] * -(-spec.out[1] // s.out_rows) * -(-spec.out[2] // s.out_cols)
-    if isinstance(s, ChannelsSchedule):
-        blocks = spec.images * -(-spec.groups // s.channels) * tiles
-        run = min(s.channels, spec.groups) * spec.x.dtype.itemsize
-        access = max(1, min(16, run) // spec.x.dtype.itemsize)
-        staged = depth * rows * cols * s.channels * (1 + 20 / access) * max(1.0, SECTOR / run)
-        each: float = (
-            depth * spec.taps[2] * under * (1 + s.vector) + taps * s.vector * (s.rows + 2) + 6 * s.rows * s.vector
-        )
-    else:
-        blocks = -(-spec.images * spec.groups // s.planes) * tiles
-        run = cols * spec.x.dtype.itemsize
-        staged = s.planes * spec.in_channels * depth * rows * cols * 8 * _sectors(run) * SECTOR / run
-        outputs = spec.filters * s.rows * s.cols
-        lines = spec.in_channels * depth * under
-        reads = (line_reads(spec, s) or s.cols * spec.taps[2] * PATCH_COLUMNS) / PATCH_COLUMNS
-        each = lines * reads + spec.in_channels * taps * spec.filters * s.rows * (1 + s.cols) + 6 * outputs
-    idle = max(1.0, ENOUGH_THREADS / s.threads)
-    return max(1.0, blocks / (ENOUGH_BLOCKS * target.sms)) * (staged + s.threads * each) * idle, -s.threads
+    size, blocks = spec.x.dtype.itemsize, spec.images * -(-spec.groups // s.channels) * tiles
+    access = widest_access(spec, (16, 8, 4, 2), s.channels) or 1
+    staged, under = depth * rows * cols * s.channels / access / s.threads, spec.under(1, s.rows)
+    loads, weights = depth * spec.taps[2] * under, prod(spec.taps) * s.vector
+    convert = 0 if size >= 4 else s.vector
+    instructions = loads * (1 + convert) + weights * (2 + s.rows * spec.word / 4) + s.rows * s.vector * finishing(spec)
+    digits = (s.lanes, {1: s.vector}), (s.columns, {5: 1})
+    return Work(
+        blocks=blocks,
+        threads=s.threads,
+        registers=_registers(spec, s),
+        shared=buffers(spec, s).bytes,
+        instructions=FILL * staged + instructions + 60,
+        filled=FILLED,
+        accesses=loads * max(1.0, s.vector * size / 4) + staged * access * size / 4,
+        fetched=blocks * depth * rows * cols * s.channels * size * (1 + SECTOR / (s.channels * size)),
+        partial=partial(spec, digits, s.vector, 1),
+        waits=LATENCY * (1 + staged / 4),
+        code=instructions,
+    )
 
 
-def _sectors(run: int) -> int:
-    """Returns how many sectors of memory a run of bytes touches at most, wherever it starts."""
-    return -(-run // SECTOR) + 1
+def strip_cycles(spec: DirectConvolutionSpec, s: StripsSchedule, target: Target) -> float:
+    """Returns the estimated cycles of a kernel of strips."""
+    high, wide = -(-spec.out[1] // s.rows), -(-spec.out[2] // s.vector)
+    lines, beside, size = spec.under(1, s.rows), sum(halo(spec)), spec.x.dtype.itemsize
+    taps, outputs = spec.filters * prod(spec.taps), spec.filters * s.rows * s.vector
+    convert = 0 if size >= 4 else s.vector + beside
+    instructions = spec.taps[0] * lines * (STRIP * (1 + beside) + convert) + taps * s.rows * s.vector * spec.word / 4
+    instructions += 2 * taps + outputs * finishing(spec) + 60
+    digits = (wide, {5: s.vector}), (high, {4: s.rows}), (spec.out[0], {3: 1}), (spec.groups, {1: 1})
+    work = Work(
+        blocks=-(-spec.images * spec.groups * spec.out[0] * high * wide // s.threads),
+        threads=s.threads,
+        registers=30 + lines * (4 + beside) + taps // spec.taps[0] + min(s.rows, spec.taps[1]) * s.vector * spec.filters,
+        shared=0,
+        instructions=instructions,
+        filled=STRIP_FILLED,
+        accesses=0,
+        fetched=traffic(spec)[0] * spec.taps[0] * lines / s.rows,
+        partial=partial(spec, digits, s.vector, 5, spec.out[2] % s.vector == 0),
+        waits=STRIP_LATENCY * spec.taps[0],
+        code=instructions / spec.taps[0],
+    )
+    return cycles(spec, work, target)
 
 
 def _halves(size: int, enough: int) -> list[int]:
@@ -365,8 +420,19 @@ def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
     """
     if spec.word > 4:
         return 1  # pairs of registers: ptxas spills before it runs out
+    return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * _registers(spec, s))))
+
+
+def _registers(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
+    """Returns the estimated registers of a thread."""
     if isinstance(s, ChannelsSchedule):
-        registers = 36 + (spec.taps[1] + s.rows + 1) * s.vector
-    else:
-        registers = 64 + spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)
-    return max(1, min(SM_THREADS // s.threads, SM_REGISTERS // (s.threads * registers)))
+        return 36 + (spec.taps[1] + s.rows + 1) * s.vector
+    return 64 + spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)
+
+
+def fill_lanes(width: int, threads: int) -> int:
+    """Returns how many threads side by side take a row of the halo tile of planes."""
+    lanes = 32
+    while lanes > 1 and (lanes // 2 >= width or threads % lanes):
+        lanes //= 2
+    return lanes

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import exp, hypot, lcm, prod
+from math import lcm, prod
 from typing import NamedTuple
 
 from codegen.buffers import Edge
+from codegen.direct_convolution.cost import OPERATION, Work, cycles, partial, traffic
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.sizes import below
@@ -28,11 +29,10 @@ MANY_TAPS = 3
 AHEAD = (1, 2, 3, 4, 6)
 #: Bytes of neighbouring channels that neighbouring threads read of a pixel.
 RUN = 128
-#: Figures of the cost model, fitted to measured times.  Instructions of a load, of an operation of the program on a
-#: result and of a weight; share of the issue slots that a warp of a scheduler fills, and of the bandwidth of memory;
-#: bytes that a multiprocessor gets from the L2 cache in a cycle; cycles until a row arrives, and of a launch.
-LOAD, OPERATION, WEIGHT = 5.4, 2.1, 1.8
-FILLED, MEMORY_SHARE, CACHE_RATE, LATENCY, START = 1.1, 0.85, 60.0, 350.0, 5000.0
+#: Figures of the cost model, fitted to measured times.  Instructions of a load and of a weight; share of the issue
+#: slots that a warp of a scheduler fills; cycles until a row arrives.
+LOAD, WEIGHT = 5.4, 1.8
+FILLED, LATENCY = 1.1, 430.0
 SECTORS = 44  # bytes that a run of channels costs besides its own
 #: Registers for which a multiprocessor must have room, as a share of those estimated: one block fewer costs a wave.
 MARGIN = 1.08
@@ -186,48 +186,40 @@ def _candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[tuple[Slide
 
 def slide_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[SlideSchedule]:
     """Returns schedules, best first."""
-    bytes_moved = traffic(spec)
-    every = {s: _cycles(spec, s, target, thread, bytes_moved) for s, thread in _candidates(spec, itype)}
+    every = {s: cycles(spec, _work(spec, s, thread), target) for s, thread in _candidates(spec, itype)}
     return sorted(every, key=lambda s: every[s])
 
 
 def slide_cycles(spec: DirectConvolutionSpec, s: SlideSchedule, target: Target) -> float:
     """Returns the estimated cycles of a kernel."""
-    return _cycles(spec, s, target, _thread(spec, s, len(columns(spec, s.cols))), traffic(spec))
+    return cycles(spec, _work(spec, s, _thread(spec, s, len(columns(spec, s.cols)))), target)
 
 
-def _cycles(
-    spec: DirectConvolutionSpec, s: SlideSchedule, target: Target, thread: _Thread, bytes_moved: tuple[int, int]
-) -> float:
-    """Returns the estimated cycles: of instructions, device memory, cache and latency, which overlap."""
-    size, sms, stride = spec.x.dtype.itemsize, target.sms, spec.stride[2]
-    tiles = Edge(spec.out[2], s.cols).tiles
-    strips = spec.images * spec.out[0] * Edge(spec.out[1], s.rows).tiles * tiles
-    blocks = Edge(strips * Edge(spec.groups, s.vector * s.lanes).tiles * s.lanes, s.threads).tiles
-    rows = thread.rows
-    resident = target.arch.blocks_per_sm(s.threads, min(255, round(MARGIN * thread.registers)), 0)
-    each, warps = -(-blocks // sms), s.threads / 32
-    # The mean of a multiprocessor's blocks and of those of the busiest one.
-    issue = (each + blocks / sms) / 2 * warps * _instructions(spec, s, thread)
-    issue /= 4 * (1 - exp(-FILLED * min(resident, each) * warps / 4))
-    read, moved = bytes_moved
-    memory = moved / (MEMORY_SHARE * target.bytes_per_cycle)
+def _work(spec: DirectConvolutionSpec, s: SlideSchedule, thread: _Thread) -> Work:
+    """Returns what blocks do under a number of columns that is known."""
+    size, stride, run = spec.x.dtype.itemsize, spec.stride[2], s.vector * s.lanes
+    tiles, chunks, heights = (Edge(n, m).tiles for n, m in zip((spec.out[2], spec.groups, spec.out[1]), (s.cols, run, s.rows)))
     # Neighbouring threads of a block read the same columns, those of other blocks read rows and columns again.
     span = min(tiles, max(1, s.threads // s.lanes)) * s.cols * stride
-    again = (span + spec.under(2, s.cols) - s.cols * stride) / span * rows.under / (s.rows * spec.stride[1])
+    again = (span + spec.under(2, s.cols) - s.cols * stride) / span * thread.rows.under / (s.rows * spec.stride[1])
     again /= prod(spec.input_dilation[1:])
-    cache = (moved + read * (again - 1)) * (1 + SECTORS / (s.lanes * s.vector * size)) / (CACHE_RATE * sms)
-    latency = -(-each // resident) * LATENCY * rows.under / s.ahead
-    return hypot(issue, memory, cache, latency) + START
-
-
-def traffic(spec: DirectConvolutionSpec) -> tuple[int, int]:
-    """Returns the bytes of the input, and those that a kernel moves at least."""
-    program, planes = spec.program, spec.images * spec.groups
-    read = planes * prod(spec.sizes) * spec.x.dtype.itemsize
-    written = sum(store.operand.dtype.itemsize for store in program.stores) or spec.x.dtype.itemsize
-    beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
-    return read, read + planes * spec.filters * prod(spec.out) * (written + beside)
+    digits = (
+        (s.lanes, {1: s.vector}), (tiles, {5: s.cols}), (chunks, {1: run}), (heights, {4: s.rows}), (spec.images, {0: 1})
+    )  # fmt: skip
+    instructions = _instructions(spec, s, thread)
+    return Work(
+        blocks=Edge(spec.images * spec.out[0] * heights * tiles * chunks * s.lanes, s.threads).tiles,
+        threads=s.threads,
+        registers=round(MARGIN * thread.registers),
+        shared=0,
+        instructions=instructions,
+        filled=FILLED,
+        accesses=0,
+        fetched=traffic(spec)[0] * again * (1 + SECTORS / (run * size)),
+        partial=partial(spec, digits, s.vector * spec.filters, 1 if spec.filters == 1 else 2),
+        waits=LATENCY * thread.rows.under / s.ahead,
+        code=instructions * thread.rows.period / thread.rows.under,
+    )
 
 
 def products(spec: DirectConvolutionSpec, rows: Walk, height: int, column: int) -> float:
