@@ -1,14 +1,19 @@
-"""Estimates of contractions, by the cost model of the kernel that each would be: passes choose by them."""
+"""Estimates of contractions, by the cost model of the kernel that each would be: passes choose by them.
+
+`cycles` is for products and for convolutions that are tiled as such, `direct_cycles` for those of few channels a group.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from codegen.contraction import FAMILY
+from codegen import contraction, direct_convolution
+from codegen.family import EstimatedFamily
 from fusegraph.graph import Graph, Node, Tensor
-from fusegraph.lowering import contraction as lowering
+from fusegraph.lowering import contraction as contraction_lowering
+from fusegraph.lowering import direct_convolution as direct_lowering
 from fusegraph.lowering.base import GroupView, Options
 
 Sizes: TypeAlias = tuple[int, ...]
@@ -34,11 +39,22 @@ _MOST_KNOWN = 4096
 
 def cycles(graph: Graph, options: Options) -> float:
     """Returns the cycles that the one contraction of a graph is estimated to take."""
-    key = _key(graph, options)
+    return _estimated(graph, options, contraction_lowering, contraction.FAMILY)
+
+
+def direct_cycles(graph: Graph, options: Options) -> float | None:
+    """Returns the same of a graph whose one contraction is a direct convolution; None if it is none."""
+    if direct_lowering.suits(graph.nodes[0], graph) is not None:
+        return None
+    return _estimated(graph, options, direct_lowering, direct_convolution.FAMILY)
+
+
+def _estimated(graph: Graph, options: Options, lowering: Any, family: EstimatedFamily[Any]) -> float:
+    key = family.name, _key(graph, options)
     found = _KNOWN.get(key)
     if found is None:
         view = GroupView(graph, graph.nodes, {n: k for k, n in enumerate(graph.nodes)})
-        found = FAMILY.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)
+        found = family.cycles(lowering.lower(view, options, "alone").spec, options.target.planned)
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         _KNOWN[key] = found

@@ -2,20 +2,22 @@
 
 Tensor cores read the channels of a position together, and so do vectors of pools and of depthwise convolutions; a
 kernel that reads channels first has to turn every tile.  What comes from outside, and what leaves the graph, lies as
-its user says: the first kernel that reads it, and the last one that writes it, change the layout on the way.
+its user says: the first kernel that reads it, and the last one that writes it, change the layout on the way.  That is
+weighed where all convolutions are direct ones: these read images as they lie, and most write them so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import layout_strides
 from fusegraph.lowering.base import DEFAULTS, Options
-from fusegraph.lowering.choices import LEFT, whether
+from fusegraph.lowering.choices import LEFT, MADE, weigh
 from fusegraph.lowering.views import view
 from fusegraph.ops.base import Kind, Role
+from fusegraph.passes.estimates import alone, direct_cycles
 from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
 
 #: What is chosen, for all images of a graph.
@@ -36,9 +38,37 @@ def lay_out_images(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     placed = {t: strides for t, strides in channels_last(graph).items() if t not in graph.output_numbers}
     if all(t.strides == strides for t, strides in placed.items()):
         return same(graph)
-    choice = whether(NAME, next(n.name for n in graph.nodes if n.op.role in _CONVOLUTIONS), options.settled)
-    made = same(graph) if choice.taken == LEFT else replaced(graph, lambda _: None, Rewrite.take_over, placed)
-    return replace(made, choices=(choice,))
+    convolutions = [n for n in graph.nodes if n.op.role in _CONVOLUTIONS]
+    made, left = (_cycles(graph, convolutions, lying, options) for lying in (placed, {}))
+    preferred = LEFT if made is not None and left is not None and left < made else MADE
+    choice = weigh(NAME, convolutions[0].name, {MADE: made, LEFT: left}, preferred, options.settled)
+    rewritten = same(graph) if choice.taken == LEFT else replaced(graph, lambda _: None, Rewrite.take_over, placed)
+    return replace(rewritten, choices=(choice,))
+
+
+def _cycles(
+    graph: Graph, convolutions: Sequence[Node], placed: Mapping[Tensor, tuple[int, ...]], options: Options
+) -> float | None:
+    """Returns the cycles that convolutions are estimated to take with some strides; None if one is no direct one."""
+    total = 0.0
+    for node in convolutions:
+        written = _written(graph, node.output)
+        lying = {t: (t.shape, placed.get(at, at.strides)) for t, at in ((node.inputs[0], node.inputs[0]), (node.output, written))}
+        found = direct_cycles(alone(graph, node, lying), options)
+        if found is None:
+            return None
+        total += found
+    return total
+
+
+def _written(graph: Graph, result: Tensor) -> Tensor:
+    """Returns what the kernel of a result probably writes: behind pointwise nodes that only it goes through."""
+    while result not in graph.output_numbers:
+        readers = graph.consumers(result)
+        if len(readers) != 1 or readers[0].kind is not Kind.POINTWISE or readers[0].output.shape != result.shape:
+            break
+        result = readers[0].output
+    return result
 
 
 def channels_last(graph: Graph) -> dict[Tensor, tuple[int, ...]]:
