@@ -19,9 +19,9 @@ SECTOR = 32  # bytes of the smallest access to device memory
 #: Figures fitted to measured times: share of the bandwidth of memory; bytes that a multiprocessor gets from the L2
 #: cache in a cycle; its cycles for a sector that is written in part, and for one that is read beside the input and used
 #: in part; cycles of an instruction that is fetched for the first time, and of a kernel beyond those of its launch.
-MEMORY_SHARE, CACHE_RATE, WRITTEN, READ, FETCHED, START = 0.85, 50.0, 3.6, 2.0, 3.0, 2500.0
+MEMORY_SHARE, CACHE_RATE, WRITTEN, READ, FETCHED, START = 0.85, 52.0, 3.6, 3.2, 2.8, 1750.0
 #: Instructions of a result that is written, and of an operation of the program on it.
-RESULT, OPERATION = 2.0, 1.0
+RESULT, OPERATION = 1.7, 3.2
 
 #: How many neighbouring threads there are, and by how much one is ahead of the one before in the program's space.
 Digit = tuple[int, Mapping[int, int]]
@@ -75,7 +75,10 @@ def cycles(spec: DirectConvolutionSpec, work: Work, target: Target) -> float:
 def traffic(spec: DirectConvolutionSpec) -> tuple[int, int]:
     """Returns the bytes of the input, and those that a kernel moves at least."""
     program, planes = spec.program, spec.images * spec.groups
-    read = planes * prod(spec.sizes) * spec.x.dtype.itemsize
+    # Strides may leave out rows, and columns that are far enough apart in memory.
+    apart = (True, True, spec.x.strides[5] * spec.x.dtype.itemsize >= SECTOR)
+    met = [min(n, m * k) if skips else n for n, m, k, skips in zip(spec.sizes, spec.out, spec.taps, apart)]
+    read = planes * spec.in_channels * prod(met) * spec.x.dtype.itemsize
     written = sum(store.operand.dtype.itemsize for store in program.stores) or spec.x.dtype.itemsize
     beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
     return read, read + planes * spec.filters * prod(spec.out) * (written + beside)

@@ -27,7 +27,7 @@ MAX_THREADS, MIN_THREADS = 512, 64
 #: Figures of the cost model, fitted to measured times.  Instructions of an element that is read, of 16 bytes that are
 #: copied, and of a result that is written alone; the share of the issue slots that a warp of a scheduler fills; cycles
 #: until planes arrive.
-READ, COPY, SCATTERED, FILLED, LATENCY = 1.5, 4.6, 16.0, 0.37, 500.0
+READ, COPY, SCATTERED, FILLED, LATENCY = 1.5, 4.6, 16.0, 0.37, 730.0
 
 
 @dataclass(frozen=True)

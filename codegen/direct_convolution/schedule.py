@@ -36,8 +36,8 @@ CANDIDATES = 12  # schedules to try
 #: Figures of the cost models, fitted to measured times.  Instructions of an element that is put into the halo tile, of a
 #: weight and of a row of a thread there, and of a load of strips; shares of the issue slots that a warp of a scheduler
 #: fills; cycles until an element arrives.
-FILL, FILTER, LINE, STRIP = 12.5, 34.0, 35.0, 3.1
-FILLED, STRIP_FILLED, LATENCY, STRIP_LATENCY = 0.265, 0.62, 530.0, 550.0
+FILL, FILTER, LINE, STRIP = 14.7, 48.0, 27.0, 2.35
+FILLED, STRIP_FILLED, LATENCY, STRIP_LATENCY = 0.18, 0.8, 490.0, 330.0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from math import lcm, prod
 from typing import NamedTuple
 
 from codegen.buffers import Edge
-from codegen.direct_convolution.cost import OPERATION, Work, cycles, partial, traffic
+from codegen.direct_convolution.cost import OPERATION, Work, cycles, partial
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.sizes import below
@@ -31,9 +31,9 @@ AHEAD = (1, 2, 3, 4, 6)
 RUN = 128
 #: Figures of the cost model, fitted to measured times.  Instructions of a load and of a weight; share of the issue
 #: slots that a warp of a scheduler fills; cycles until a row arrives.
-LOAD, WEIGHT = 5.4, 1.8
-FILLED, LATENCY = 1.1, 430.0
-SECTORS = 44  # bytes that a run of channels costs besides its own
+LOAD, WEIGHT = 6.5, 1.8
+FILLED, LATENCY = 0.45, 175.0
+SECTORS = 35  # bytes that a run of channels costs besides its own
 #: Registers for which a multiprocessor must have room, as a share of those estimated: one block fewer costs a wave.
 MARGIN = 1.08
 
@@ -197,12 +197,13 @@ def slide_cycles(spec: DirectConvolutionSpec, s: SlideSchedule, target: Target) 
 
 def _work(spec: DirectConvolutionSpec, s: SlideSchedule, thread: _Thread) -> Work:
     """Returns what blocks do under a number of columns that is known."""
-    size, stride, run = spec.x.dtype.itemsize, spec.stride[2], s.vector * s.lanes
+    size, run = spec.x.dtype.itemsize, s.vector * s.lanes
     tiles, chunks, heights = (Edge(n, m).tiles for n, m in zip((spec.out[2], spec.groups, spec.out[1]), (s.cols, run, s.rows)))
     # Neighbouring threads of a block read the same columns, those of other blocks read rows and columns again.
-    span = min(tiles, max(1, s.threads // s.lanes)) * s.cols * stride
-    again = (span + spec.under(2, s.cols) - s.cols * stride) / span * thread.rows.under / (s.rows * spec.stride[1])
-    again /= prod(spec.input_dilation[1:])
+    side = min(tiles, max(1, s.threads // s.lanes))
+    again = spec.out[0] * heights * Edge(tiles, side).tiles
+    for axis, outputs in enumerate((1, s.rows, side * s.cols)):
+        again *= min(spec.sizes[axis], spec.under(axis, outputs) / spec.input_dilation[axis])
     digits = (
         (s.lanes, {1: s.vector}), (tiles, {5: s.cols}), (chunks, {1: run}), (heights, {4: s.rows}), (spec.images, {0: 1})
     )  # fmt: skip
@@ -215,7 +216,7 @@ def _work(spec: DirectConvolutionSpec, s: SlideSchedule, thread: _Thread) -> Wor
         instructions=instructions,
         filled=FILLED,
         accesses=0,
-        fetched=traffic(spec)[0] * again * (1 + SECTORS / (run * size)),
+        fetched=spec.images * spec.groups * size * again * (1 + SECTORS / (run * size)),
         partial=partial(spec, digits, s.vector * spec.filters, 1 if spec.filters == 1 else 2),
         waits=LATENCY * thread.rows.under / s.ahead,
         code=instructions * thread.rows.period / thread.rows.under,
