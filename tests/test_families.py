@@ -155,7 +155,20 @@ def test_costs_are_those_that_schedules_are_ranked_by(
             if form.name != "mma":  # its schedules are ranked without the time between loads
                 assert costs[:1] == [min(costs)][: len(costs)]
             seen.add(form.name)
-    assert seen == {"thin", "wgmma", "mma", "stem", "simt", "staged", "patches", "strips", "flat", "slide", "planes", "channels"}
+    assert seen == {
+        "thin",
+        "wgmma",
+        "mma",
+        "stem",
+        "simt",
+        "staged",
+        "patches",
+        "strips",
+        "flat",
+        "slide",
+        "planes",
+        "channels",
+    }
 
 
 def test_text_says_what_is_unusual(rendered: dict[Form[Any, Any], list[tuple[KernelSpec, Schedule]]]) -> None:

@@ -109,6 +109,12 @@ def partial(spec: DirectConvolutionSpec, digits: Sequence[Digit], count: int, al
     return found
 
 
+def in_pieces(spec: DirectConvolutionSpec, size: int) -> float:
+    """Returns the same for results that are written in pieces of so many bytes."""
+    read, moved = traffic(spec)
+    return WRITTEN * (moved - read) / size if size < SECTOR else 0
+
+
 def _steps(op: Operand, digits: Sequence[Digit]) -> Steps:
     """Returns how many neighbours there are, and the bytes between two of them in an operand."""
     size = op.dtype.itemsize

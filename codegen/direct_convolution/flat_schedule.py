@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.cost import SECTOR, WRITTEN, Work, conflicts, cycles, finishing, traffic
+from codegen.direct_convolution.cost import SECTOR, Work, conflicts, cycles, finishing, in_pieces, traffic
 from codegen.direct_convolution.slide_schedule import (
     MAX_REGISTERS,
     WEIGHT,
@@ -149,8 +149,6 @@ def _work(spec: DirectConvolutionSpec, s: FlatSchedule) -> Work:
     accesses += 8 * copies + 2 * scattered
     # Where channels are contiguous, a block writes so many bytes of each pixel.
     pieces = [s.planes * each_size for each_size, across in zip(written, spec.across) if across]
-    read, moved = traffic(spec)
-    partly = WRITTEN * (moved - read) / min(pieces) if pieces and min(pieces) < SECTOR else 0
     return Work(
         blocks=many * -(-total // s.planes),
         threads=threads,
@@ -159,8 +157,8 @@ def _work(spec: DirectConvolutionSpec, s: FlatSchedule) -> Work:
         instructions=instructions,
         filled=FILLED,
         accesses=accesses,
-        fetched=read,
-        partial=partly,
+        fetched=traffic(spec)[0],
+        partial=in_pieces(spec, min(pieces, default=SECTOR)),
         waits=LATENCY,
         code=instructions * rows.period / rows.under,
     )

@@ -33,10 +33,10 @@ STRIP_REGISTERS = 90
 STRIP_PRODUCTS = 1600
 SM_THREADS, SM_REGISTERS = 1024, 65536  # threads that hide the latency of memory; registers of a multiprocessor
 CANDIDATES = 12  # schedules to try
-#: Figures of the cost models, fitted to measured times.  Instructions of an element that is put into the halo tile, of a
-#: weight and of a row of a thread there, and of a load of strips; shares of the issue slots that a warp of a scheduler
-#: fills; cycles until an element arrives.
-FILL, FILTER, LINE, STRIP = 14.7, 48.0, 27.0, 2.35
+#: Figures of the cost models, fitted to measured times.  Instructions of an element that is put into the halo tile, of
+#: a weight and of a row of a thread there, of a weight of channels, and of a load of strips; shares of the issue slots
+#: that a warp of a scheduler fills; cycles until an element arrives.
+FILL, FILTER, LINE, COLUMN, STRIP = 14.7, 48.0, 27.0, 5.0, 2.35
 FILLED, STRIP_FILLED, LATENCY, STRIP_LATENCY = 0.18, 0.8, 490.0, 330.0
 
 
@@ -291,7 +291,11 @@ def _planes_work(spec: DirectConvolutionSpec, s: PlanesSchedule) -> Work:
         reads = s.cols * spec.taps[2]
     pitch = _pitch(spec, s) * spec.word
     above = s.rows * spec.stride[1] * pitch
-    places = (s.lanes, s.cols * spec.stride[2] * spec.word), (s.down, above), (s.planes, spec.in_channels * depth * rows * pitch)
+    places = (
+        (s.lanes, s.cols * spec.stride[2] * spec.word),
+        (s.down, above),
+        (s.planes, spec.in_channels * depth * rows * pitch),
+    )
     loads = spec.in_channels * depth * under * reads
     weights = spec.filters * spec.in_channels * prod(spec.taps) * (1 if s.rows <= spec.taps[1] else s.rows)
     products = spec.filters * spec.in_channels * prod(spec.taps) * s.rows * s.cols * spec.word / 4
@@ -301,7 +305,14 @@ def _planes_work(spec: DirectConvolutionSpec, s: PlanesSchedule) -> Work:
         threads=s.threads,
         registers=_registers(spec, s),
         shared=buffers(spec, s).bytes,
-        instructions=FILL * staged + FILTER * filters + loads + weights + products + outputs * finishing(spec) + LINE * steps[0] + 60,
+        instructions=FILL * staged
+        + FILTER * filters
+        + loads
+        + weights
+        + products
+        + outputs * finishing(spec)
+        + LINE * steps[0]
+        + 60,
         filled=FILLED,
         accesses=loads * conflicts(places, count * spec.word) + weights + 2 * staged,
         fetched=blocks * lines * width * size * (1 + SECTOR / (width * size)),
@@ -319,7 +330,9 @@ def _channels_work(spec: DirectConvolutionSpec, s: ChannelsSchedule) -> Work:
     staged, under = depth * rows * cols * s.channels / access / s.threads, spec.under(1, s.rows)
     loads, weights = depth * spec.taps[2] * under, prod(spec.taps) * s.vector
     convert = 0 if size >= 4 else s.vector
-    instructions = loads * (1 + convert) + weights * (2 + s.rows * spec.word / 4) + s.rows * s.vector * finishing(spec)
+    instructions = (
+        loads * (1 + convert) + weights * (COLUMN + s.rows * spec.word / 4) + s.rows * s.vector * finishing(spec)
+    )
     digits = (s.lanes, {1: s.vector}), (s.columns, {5: 1})
     return Work(
         blocks=blocks,
@@ -331,7 +344,8 @@ def _channels_work(spec: DirectConvolutionSpec, s: ChannelsSchedule) -> Work:
         accesses=loads * max(1.0, s.vector * size / 4) + staged * access * size / 4,
         fetched=blocks * depth * rows * cols * s.channels * size * (1 + SECTOR / (s.channels * size)),
         partial=partial(spec, digits, s.vector, 1),
-        waits=LATENCY * (1 + staged / 4),
+        # Columns of weights are read one after the other.
+        waits=LATENCY * (1 + staged / 4 + spec.taps[0] * spec.taps[2] / 4),
         code=instructions,
     )
 
@@ -348,7 +362,10 @@ def strip_cycles(spec: DirectConvolutionSpec, s: StripsSchedule, target: Target)
     work = Work(
         blocks=-(-spec.images * spec.groups * spec.out[0] * high * wide // s.threads),
         threads=s.threads,
-        registers=30 + lines * (4 + beside) + taps // spec.taps[0] + min(s.rows, spec.taps[1]) * s.vector * spec.filters,
+        registers=30
+        + lines * (4 + beside)
+        + taps // spec.taps[0]
+        + min(s.rows, spec.taps[1]) * s.vector * spec.filters,
         shared=0,
         instructions=instructions,
         filled=STRIP_FILLED,

@@ -10,7 +10,7 @@ from math import lcm, prod
 from typing import NamedTuple
 
 from codegen.buffers import Edge
-from codegen.direct_convolution.cost import OPERATION, Work, cycles, partial
+from codegen.direct_convolution.cost import Work, cycles, finishing, partial
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.sizes import below
@@ -198,14 +198,17 @@ def slide_cycles(spec: DirectConvolutionSpec, s: SlideSchedule, target: Target) 
 def _work(spec: DirectConvolutionSpec, s: SlideSchedule, thread: _Thread) -> Work:
     """Returns what blocks do under a number of columns that is known."""
     size, run = spec.x.dtype.itemsize, s.vector * s.lanes
-    tiles, chunks, heights = (Edge(n, m).tiles for n, m in zip((spec.out[2], spec.groups, spec.out[1]), (s.cols, run, s.rows)))
+    tiles, chunks, heights = (
+        Edge(n, m).tiles for n, m in zip((spec.out[2], spec.groups, spec.out[1]), (s.cols, run, s.rows))
+    )
     # Neighbouring threads of a block read the same columns, those of other blocks read rows and columns again.
     side = min(tiles, max(1, s.threads // s.lanes))
-    again = spec.out[0] * heights * Edge(tiles, side).tiles
+    again: float = spec.out[0] * heights * Edge(tiles, side).tiles
     for axis, outputs in enumerate((1, s.rows, side * s.cols)):
         again *= min(spec.sizes[axis], spec.under(axis, outputs) / spec.input_dilation[axis])
     digits = (
-        (s.lanes, {1: s.vector}), (tiles, {5: s.cols}), (chunks, {1: run}), (heights, {4: s.rows}), (spec.images, {0: 1})
+        (s.lanes, {1: s.vector}), (tiles, {5: s.cols}), (chunks, {1: run}), (heights, {4: s.rows}),
+        (spec.images, {0: 1}),
     )  # fmt: skip
     instructions = _instructions(spec, s, thread)
     return Work(
@@ -242,6 +245,6 @@ def _instructions(spec: DirectConvolutionSpec, s: SlideSchedule, thread: _Thread
     loads = rows.under / spec.input_dilation[1] * thread.width * spec.taps[0]
     convert = 0 if spec.x.dtype.itemsize >= 4 else s.vector
     moves = 0 if rows.whole else (rows.slots - 1) * s.cols * count * s.rows
-    stores = s.rows * s.cols * (3 + count * (0.5 + OPERATION * len(spec.program.instructions)))
+    stores = s.rows * s.cols * (3 + count * finishing(spec))
     total = products(spec, rows, s.rows, s.cols * count) + loads * (LOAD + convert) + moves + stores
     return total + WEIGHT * count * prod(spec.taps) + 80

@@ -53,7 +53,10 @@ def _cycles(
     total = 0.0
     for node in convolutions:
         written = _written(graph, node.output)
-        lying = {t: (t.shape, placed.get(at, at.strides)) for t, at in ((node.inputs[0], node.inputs[0]), (node.output, written))}
+        lying = {
+            t: (t.shape, placed.get(at, at.strides))
+            for t, at in ((node.inputs[0], node.inputs[0]), (node.output, written))
+        }
         found = direct_cycles(alone(graph, node, lying), options)
         if found is None:
             return None

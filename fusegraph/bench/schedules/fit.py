@@ -22,6 +22,13 @@ from fusegraph.report.estimates import predicted_us
 
 #: The figures of a target that only measurements tell.
 FIGURES = ("memory_share", "l2_rate", "sm_rate")
+#: What all forms of direct convolution share.
+_DIRECT = {
+    "codegen.direct_convolution.cost": (
+        "MEMORY_SHARE", "CACHE_RATE", "WRITTEN", "READ", "FETCHED", "START", "RESULT", "OPERATION",
+    ),
+}  # fmt: skip
+_DIRECT_SCHEDULE = "codegen.direct_convolution.schedule"
 #: "family form" -> the modules of its cost model, and the constants in them that are fits.
 CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "contraction wgmma": {
@@ -48,11 +55,15 @@ CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK",
         ),
     },
-    "direct_convolution slide": {
-        "codegen.direct_convolution.slide_schedule": (
-            "LOAD", "OPERATION", "WEIGHT", "FILLED", "MEMORY_SHARE", "CACHE_RATE", "LATENCY", "START", "SECTORS",
-        ),
+    "direct_convolution strips": _DIRECT | {_DIRECT_SCHEDULE: ("STRIP", "STRIP_FILLED", "STRIP_LATENCY")},
+    "direct_convolution flat": _DIRECT | {
+        "codegen.direct_convolution.flat_schedule": ("READ", "COPY", "SCATTERED", "FILLED", "LATENCY"),
     },
+    "direct_convolution slide": _DIRECT | {
+        "codegen.direct_convolution.slide_schedule": ("LOAD", "WEIGHT", "FILLED", "LATENCY", "SECTORS"),
+    },
+    "direct_convolution planes": _DIRECT | {_DIRECT_SCHEDULE: ("FILL", "FILTER", "LINE", "FILLED", "LATENCY")},
+    "direct_convolution channels": _DIRECT | {_DIRECT_SCHEDULE: ("FILL", "COLUMN", "FILLED", "LATENCY")},
 }  # fmt: skip
 #: A constant stays within this factor of what it is, and a difference counts less from this one on.
 FACTOR, OUTLIER = 4.0, 1.5
