@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import lcm, prod
 from typing import NamedTuple
 
 from codegen.buffers import Edge
-from codegen.direct_convolution.cost import Work, cycles, finishing, partial
+from codegen.direct_convolution.cost import SECTOR, Work, cycles, finishing, partial
 from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.sizes import below
@@ -119,14 +119,19 @@ def strips(spec: DirectConvolutionSpec) -> list[int]:
     return [rows for rows in every if keeps_phase(spec, 1, rows)]
 
 
-def lanes(spec: DirectConvolutionSpec, vector: int) -> int:
-    """Returns how many threads side by side take neighbouring channels: of a cache line, none of them idle if so many
-    are busy otherwise.
+def lanes(spec: DirectConvolutionSpec, vector: int) -> list[int]:
+    """Returns how many threads side by side may take neighbouring channels.
+
+    Those are channels of a cache line, none of the threads idle if so many are busy otherwise; where an output has its
+    columns closer than its channels, also those of a sector, so that more neighbours write neighbouring columns.
     """
-    most = -(-spec.groups // vector)
-    count = min(most, max(1, RUN // (vector * spec.x.dtype.itemsize)))
-    even = max(n for n in range(1, count + 1) if most % n == 0)
-    return even if 2 * even > count else count
+    most, found = -(-spec.groups // vector), []
+    turned = any(store.operand.strides[5] < store.operand.strides[1] for store in spec.program.stores)
+    for run in (RUN, SECTOR) if turned else (RUN,):
+        count = min(most, max(1, run // (vector * spec.x.dtype.itemsize)))
+        even = max(n for n in range(1, count + 1) if most % n == 0)
+        found.append(even if 2 * even > count else count)
+    return list(dict.fromkeys(found))
 
 
 def widest_access(spec: DirectConvolutionSpec, widths: Sequence[int], *counts: int) -> int:
@@ -177,11 +182,11 @@ def _candidates(spec: DirectConvolutionSpec, itype: str) -> Iterator[tuple[Slide
         count = vector * spec.filters
         if count * prod(spec.taps) * words > (MAX_TOGETHER if vector > 1 else MAX_WEIGHTS):
             continue
-        side, width = lanes(spec, vector), len(columns(spec, cols))
+        width, sides = len(columns(spec, cols)), lanes(spec, vector)
         for rows, ahead in product(heights, AHEAD):
-            s = SlideSchedule(rows, cols, vector, ahead, side, THREADS, itype)
+            s = SlideSchedule(rows, cols, vector, ahead, sides[0], THREADS, itype)
             if ahead <= spec.under(1, rows) and (thread := _thread(spec, s, width)).registers <= MAX_REGISTERS:
-                yield s, thread
+                yield from ((replace(s, lanes=side), thread) for side in sides)
 
 
 def slide_schedules(spec: DirectConvolutionSpec, target: Target, itype: str) -> list[SlideSchedule]:
