@@ -70,7 +70,8 @@ class Flat(Sliding):
         with w.block("if (there)", when=bool(there)):
             w.line(f"const {self.small} in_h = {self.origin(1, row)}, in_w = {self.origin(2, col)};")
             self.plan_walk()
-            w.line(f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes))])};")
+            early = [("shift", 1)] if flat_copy(spec, s.planes)[1] else []
+            w.line(f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes)), *early])};")
             self.slide(row)
         w.line("__syncthreads();  // the results are there")
         for n, store in enumerate(spec.program.stores):
@@ -91,16 +92,19 @@ class Flat(Sliding):
     def _copy(self) -> None:
         """Writes the copies of the block's planes."""
         w, s, spec = self.w, self.s, self.spec
-        count, plane, size = flat_copy(spec, s.planes), prod(spec.sizes), spec.x.dtype.itemsize
-        chunks = s.planes * plane // count
+        (count, early), plane, size = flat_copy(spec, s.planes), prod(spec.sizes), spec.x.dtype.itemsize
+        chunks = Edge(s.planes * plane + (count - 1 if early else 0), count).tiles
+        if early:
+            w.line(f"const int shift = ({linear(self._start(spec.x, plane))}) % {count};  // copies are aligned")
+        behind = [("shift", -1)] if early else []
         w.line("#pragma unroll 4")
         with w.block(f"for ({self.small} at = threadIdx.x; at < {chunks}; at += {self.threads})"):
             valid = ""
-            if self.planes.ragged:
+            if self.planes.ragged or early:
                 total = self.planes.total * plane
-                w.line(f"const {self.t} rest = {total} - ({linear([(self.first, plane), ('at', count)])});")
+                w.line(f"const {self.t} rest = {total} - ({linear([(self.first, plane), ('at', count), *behind])});")
                 valid = f", rest >= {count} ? {count * size} : rest > 0 ? int(rest) * {size} : 0"
-            source = linear([(self.x, 1), *self._start(spec.x, plane), ("at", count)])
+            source = linear([(self.x, 1), *self._start(spec.x, plane), ("at", count), *behind])
             w.line(f"copy_async<{count * size}>(tile + {linear([('at', count)])}, {source}{valid});")
         w.line("copy_async_commit();")
 

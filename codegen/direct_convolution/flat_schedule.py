@@ -50,12 +50,16 @@ def flat_threads(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
     return Edge(prod(units(spec, s)), 32).padded
 
 
-def flat_copy(spec: DirectConvolutionSpec, planes: int) -> int:
-    """Returns how many elements an asynchronous copy of the input has; 0 if none is of at least 4 bytes."""
+def flat_copy(spec: DirectConvolutionSpec, planes: int) -> tuple[int, bool]:
+    """Returns how many elements an asynchronous copy of the input has, and whether copies begin in front of the planes.
+
+    They do where planes do not begin at multiples of the least copy.  There are 0 elements if no copy is aligned.
+    """
     size, (many, _) = spec.x.dtype.itemsize, spec.runs
-    starts = (spec.x.alignment, planes * prod(spec.sizes) * size, spec.x.strides[0] * size if many > 1 else 0)
-    fitting = (w for w in (16, 8, 4) if w >= size and all(start % w == 0 for start in starts))
-    return next(fitting, 0) // size
+    starts = (planes * prod(spec.sizes) * size, spec.x.strides[0] * size if many > 1 else 0)
+    aligned = [w for w in (16, 8, 4) if w >= size and spec.x.alignment % w == 0]
+    fitting = [w for w in aligned if all(start % w == 0 for start in starts)]
+    return next(iter(fitting or aligned), 0) // size, not fitting
 
 
 def flat_pitches(spec: DirectConvolutionSpec) -> list[int]:
@@ -74,9 +78,9 @@ def flat_pitches(spec: DirectConvolutionSpec) -> list[int]:
 
 def flat_buffers(spec: DirectConvolutionSpec, s: FlatSchedule) -> Buffers:
     """Returns what a block has in shared memory: planes of the input, and of every output."""
-    made = [
-        Buffer("tile", spec.x.dtype.ctype, (s.planes * prod(spec.sizes),), align=VECTORS, note="planes of the input")
-    ]
+    count, early = flat_copy(spec, s.planes)
+    tile = Edge(s.planes * prod(spec.sizes) + count - 1, count).padded if early else s.planes * prod(spec.sizes)
+    made = [Buffer("tile", spec.x.dtype.ctype, (tile,), align=VECTORS, note="planes of the input")]
     for n, (store, pitch) in enumerate(zip(spec.program.stores, flat_pitches(spec))):
         made.append(Buffer(f"out{n}", store.operand.dtype.ctype, (s.planes * pitch,), align=VECTORS))
     return Buffers(made)
@@ -108,7 +112,7 @@ def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> 
     for cols, rows, planes in product(widths(spec), strips(spec), counts):
         s = FlatSchedule(rows, cols, planes, itype)
         threads = prod(units(spec, s))
-        if threads > MAX_THREADS or (threads < MIN_THREADS and planes < total) or not flat_copy(spec, planes):
+        if threads > MAX_THREADS or (threads < MIN_THREADS and planes < total) or not flat_copy(spec, planes)[0]:
             continue
         if (
             2 * flat_buffers(spec, s).bytes <= target.arch.shared_bytes_per_sm
