@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, hypot, prod
 
-from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
 from codegen.epilogue import one_access
 from codegen.expr import Operand
 from codegen.target import Target
 
-SECTOR = 32  # bytes of the smallest access to device memory
 #: Figures fitted to measured times: share of the bandwidth of memory; bytes that a multiprocessor gets from the L2
 #: cache in a cycle; its cycles for a sector that is written in part, and for one that is read beside the input and used
 #: in part; cycles of an instruction that is fetched for the first time, and of a kernel beyond those of its launch.
@@ -65,23 +64,11 @@ def cycles(spec: DirectConvolutionSpec, work: Work, target: Target) -> float:
     # The mean of a multiprocessor's blocks and of those of the busiest one.
     done = (each + work.blocks / sms) / 2 * warps
     issue = done * work.instructions / (4 * (1 - exp(-work.filled * min(resident, each) * warps / 4)))
-    read, moved = traffic(spec)
+    read, moved = spec.traffic
     memory = moved / (MEMORY_SHARE * target.bytes_per_cycle)
     cache = (moved - read + max(read, work.fetched)) / (CACHE_RATE * sms)
     latency = -(-each // resident) * work.waits + FETCHED * work.code
     return hypot(issue, memory, cache, done * work.accesses, work.partial / sms, latency) + START
-
-
-def traffic(spec: DirectConvolutionSpec) -> tuple[int, int]:
-    """Returns the bytes of the input, and those that a kernel moves at least."""
-    program, planes = spec.program, spec.images * spec.groups
-    # Strides may leave out rows, and columns that are far enough apart in memory.
-    apart = (True, True, spec.x.strides[5] * spec.x.dtype.itemsize >= SECTOR)
-    met = [min(n, m * k) if skips else n for n, m, k, skips in zip(spec.sizes, spec.out, spec.taps, apart)]
-    read = planes * spec.in_channels * prod(met) * spec.x.dtype.itemsize
-    written = sum(store.operand.dtype.itemsize for store in program.stores) or spec.x.dtype.itemsize
-    beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
-    return read, read + planes * spec.filters * prod(spec.out) * (written + beside)
 
 
 def finishing(spec: DirectConvolutionSpec) -> float:
@@ -111,7 +98,7 @@ def partial(spec: DirectConvolutionSpec, digits: Sequence[Digit], count: int, al
 
 def in_pieces(spec: DirectConvolutionSpec, size: int) -> float:
     """Returns the same for results that are written in pieces of so many bytes."""
-    read, moved = traffic(spec)
+    read, moved = spec.traffic
     return WRITTEN * (moved - read) / size if size < SECTOR else 0
 
 

@@ -16,6 +16,7 @@ from codegen.direct_convolution.flat_schedule import (
     flat_copy,
     flat_pitches,
     flat_registers,
+    flat_stored,
     units,
 )
 from codegen.direct_convolution.schedule import SM_REGISTERS
@@ -71,7 +72,9 @@ class Flat(Sliding):
             w.line(f"const {self.small} in_h = {self.origin(1, row)}, in_w = {self.origin(2, col)};")
             self.plan_walk()
             early = [("shift", 1)] if flat_copy(spec, s.planes)[1] else []
-            w.line(f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes)), *early])};")
+            w.line(
+                f"const {spec.x.dtype.ctype}* const image_plane = tile + {linear([(own, prod(spec.sizes)), *early])};"
+            )
             self.slide(row)
         w.line("__syncthreads();  // the results are there")
         for n, store in enumerate(spec.program.stores):
@@ -145,12 +148,10 @@ class Flat(Sliding):
     def _write(self, n: int, operand: Operand) -> None:
         """Writes an output from shared memory."""
         w, s, spec = self.w, self.s, self.spec
-        plane, size, to = spec.filters * prod(spec.out), operand.dtype.itemsize, self.epilogue.pointers.stores[n]
+        plane, to = spec.filters * prod(spec.out), self.epilogue.pointers.stores[n]
         block, total = s.planes * plane, self.planes.total * plane
         if contiguous(operand, spec.space, 1 if self.runs > 1 else 0):
-            starts = (block, total, operand.strides[0] if self.runs > 1 else 0)
-            fitting = [v for v in (16, 8, 4, 2) if v * size <= 16 and operand.alignment % (v * size) == 0]
-            count = max((v for v in fitting if all(start % v == 0 for start in starts)), default=1)
+            count = flat_stored(spec, s.planes, operand)
             head = f"for ({self.small} at = threadIdx.x * {count}; at < {block}; at += {self.threads * count})"
             with w.block(head):
                 last = linear([(self.first, plane), ("at", 1)])

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.cost import SECTOR, Work, conflicts, cycles, finishing, in_pieces, traffic
+from codegen.direct_convolution.cost import Work, conflicts, cycles, finishing, in_pieces
 from codegen.direct_convolution.slide_schedule import (
     MAX_REGISTERS,
     WEIGHT,
@@ -18,7 +18,8 @@ from codegen.direct_convolution.slide_schedule import (
     walk,
     widths,
 )
-from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
+from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.target import Target
 
@@ -60,6 +61,14 @@ def flat_copy(spec: DirectConvolutionSpec, planes: int) -> tuple[int, bool]:
     aligned = [w for w in (16, 8, 4) if w >= size and spec.x.alignment % w == 0]
     fitting = [w for w in aligned if all(start % w == 0 for start in starts)]
     return next(iter(fitting or aligned), 0) // size, not fitting
+
+
+def flat_stored(spec: DirectConvolutionSpec, planes: int, operand: Operand) -> int:
+    """Returns how many elements of an output that lies as it is computed are written at a time."""
+    (many, total), size, plane = spec.runs, operand.dtype.itemsize, spec.filters * prod(spec.out)
+    starts = (planes * plane, total * plane, operand.strides[0] if many > 1 else 0)
+    fitting = [v for v in (16, 8, 4, 2) if v * size <= 16 and operand.alignment % (v * size) == 0]
+    return max((v for v in fitting if all(start % v == 0 for start in starts)), default=1)
 
 
 def flat_pitches(spec: DirectConvolutionSpec) -> list[int]:
@@ -141,7 +150,10 @@ def _work(spec: DirectConvolutionSpec, s: FlatSchedule) -> Work:
     outputs = s.rows * s.cols * spec.filters
     reads = rows.under / spec.input_dilation[1] * spec.taps[0] * len(columns(spec, s.cols))
     moves = 0 if rows.whole else (rows.slots - 1) * outputs
-    copies = shared / 16 / threads
+    stores = [store.operand for store, across in zip(program.stores, spec.across) if not across]
+    copies = s.planes * prod(spec.sizes) / flat_copy(spec, s.planes)[0]
+    copies += sum(s.planes * spec.filters * prod(spec.out) / flat_stored(spec, s.planes, op) for op in stores)
+    copies /= threads
     written = [store.operand.dtype.itemsize for store in program.stores]
     scattered = outputs * sum(spec.across)
     instructions = products(spec, rows, s.rows, s.cols * spec.filters) + READ * reads + moves
@@ -161,7 +173,7 @@ def _work(spec: DirectConvolutionSpec, s: FlatSchedule) -> Work:
         instructions=instructions,
         filled=FILLED,
         accesses=accesses,
-        fetched=traffic(spec)[0],
+        fetched=spec.traffic[0],
         partial=in_pieces(spec, min(pieces, default=SECTOR)),
         waits=LATENCY,
         code=instructions * rows.period / rows.under,

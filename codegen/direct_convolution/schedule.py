@@ -9,10 +9,10 @@ from math import prod
 from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
-from codegen.direct_convolution.cost import SECTOR, Work, conflicts, cycles, finishing, partial, traffic
+from codegen.direct_convolution.cost import Work, conflicts, cycles, finishing, partial
 from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_candidates, flat_schedules, flat_threads
 from codegen.direct_convolution.slide_schedule import SlideSchedule, columns, slide_schedules, widest_access
-from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
 from codegen.target import PORTABLE, Target
@@ -370,7 +370,7 @@ def strip_cycles(spec: DirectConvolutionSpec, s: StripsSchedule, target: Target)
         instructions=instructions,
         filled=STRIP_FILLED,
         accesses=0,
-        fetched=traffic(spec)[0] * spec.taps[0] * lines / s.rows,
+        fetched=spec.traffic[0] * spec.taps[0] * lines / s.rows,
         partial=partial(spec, digits, s.vector, 5, spec.out[2] % s.vector == 0),
         waits=STRIP_LATENCY * spec.taps[0],
         code=instructions / spec.taps[0],

@@ -10,8 +10,8 @@ from math import lcm, prod
 from typing import NamedTuple
 
 from codegen.buffers import Edge
-from codegen.direct_convolution.cost import SECTOR, Work, cycles, finishing, partial
-from codegen.direct_convolution.spec import DirectConvolutionSpec
+from codegen.direct_convolution.cost import Work, cycles, finishing, partial
+from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.sizes import below
 from codegen.target import Target

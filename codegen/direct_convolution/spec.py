@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand, Program
 from codegen.iteration import packed
 from codegen.records import once
 from codegen.spec import KernelSpec
+
+SECTOR = 32  # bytes of the smallest access to device memory
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,18 @@ class DirectConvolutionSpec(KernelSpec):
             not contiguous(op, self.space, first) and (op.strides[1] < op.strides[5] or self.out[2] == 1)
             for op in written
         )
+
+    @once
+    def traffic(self) -> tuple[int, int]:
+        """The bytes of the input that are read, and those that a kernel moves at least."""
+        program, planes, size = self.program, self.images * self.groups, self.x.dtype.itemsize
+        # Strides may leave out rows, and columns that are far enough apart in memory.
+        apart = (True, True, self.x.strides[5] * size >= SECTOR)
+        met = [min(n, m * k) if skips else n for n, m, k, skips in zip(self.sizes, self.out, self.taps, apart)]
+        read = planes * self.in_channels * prod(met) * size
+        written = sum(store.operand.dtype.itemsize for store in program.stores) or size
+        beside = sum(op.dtype.itemsize for op in program.loads if op.strides[1] and op.strides[5])
+        return read, read + planes * self.filters * prod(self.out) * (written + beside)
 
     @property
     def space(self) -> tuple[int, ...]:
