@@ -1,6 +1,6 @@
 """Direct convolution: few channels per group, each input element read once for a tile of outputs.
 
-Five forms:
+Five forms, of which one is chosen by what they are estimated to take (`codegen.direct_convolution.cost`):
 
 strips    `codegen.direct_convolution.strips`: unstrided filters over planes whose rows are contiguous; a thread
           keeps the rows under its outputs in registers.
@@ -16,7 +16,8 @@ channels  the same for depthwise convolutions whose channels are contiguous, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import TypeVar
 
@@ -43,6 +44,7 @@ from codegen.direct_convolution.strips import Strips
 from codegen.epilogue import Run
 from codegen.family import EstimatedFamily, Form, Schedule
 from codegen.iteration import coordinate, linear
+from codegen.sizes import values
 from codegen.target import Target
 
 #: Most products that a thread's code spells out: loops with more stay loops, so that the code fits the caches.
@@ -274,18 +276,26 @@ class _Channels(_Tiled):
 def _form(
     name: str,
     schedule: type[ScheduleT],
-    schedules: Callable[[DirectConvolutionSpec, Target], Iterable[ScheduleT]],
+    schedules: Callable[[DirectConvolutionSpec, Target], Sequence[ScheduleT]],
     renderer: Callable[[DirectConvolutionSpec, ScheduleT], Renderer],
     cost: Callable[[DirectConvolutionSpec, ScheduleT, Target], float],
 ) -> Form[DirectConvolutionSpec, ScheduleT]:
     """Returns a form, which takes what its first schedule is estimated to take."""
 
+    @lru_cache(256)
+    def ranked(spec: DirectConvolutionSpec, target: Target) -> Sequence[ScheduleT]:
+        return tuple(schedules(spec, target))
+
+    def found(spec: DirectConvolutionSpec, target: Target) -> Sequence[ScheduleT]:
+        # Sizes that vary are equal whatever their values are.
+        return ranked(spec, target) if values(spec) is spec else schedules(spec, target)
+
     def cycles(spec: DirectConvolutionSpec, target: Target) -> float:
-        for first in schedules(spec, target):
+        for first in found(spec, target):
             return cost(spec, first, target)
         raise Declined(f"no schedule of {name} is meant for {spec.name}")
 
-    return Form(name, schedule, schedules, lambda spec, s: renderer(spec, s).render(), cycles, cost=cost)
+    return Form(name, schedule, found, lambda spec, s: renderer(spec, s).render(), cycles, cost=cost)
 
 
 FAMILY = EstimatedFamily(
