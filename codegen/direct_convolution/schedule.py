@@ -443,7 +443,7 @@ def blocks_per_sm(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
 def _registers(spec: DirectConvolutionSpec, s: TiledSchedule) -> int:
     """Returns the estimated registers of a thread."""
     if isinstance(s, ChannelsSchedule):
-        return 36 + (spec.taps[1] + s.rows + 1) * s.vector
+        return 48 + (spec.taps[1] + s.rows + 1) * s.vector
     return 64 + spec.filters * s.rows * s.cols + (line_reads(spec, s) or s.cols)
 
 
