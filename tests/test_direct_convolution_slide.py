@@ -168,6 +168,19 @@ def test_schedules_cover_the_machine(dtype):
             assert images * channels * prod(spec.out) < 2**20 or render(spec, found[0]).grid[0] >= HOPPER.sms, shape
 
 
+def test_where_planes_are_written_neighbours_take_neighbouring_columns():
+    """A warp's accesses of a result fill sectors of memory in either layout."""
+    for layout in ("channels_last", "contiguous"):
+
+        def written(graph: fg.Graph, y: fg.Tensor, layout: str = layout) -> None:
+            graph.output(y, name="y", layout=layout)
+
+        shape = (8, 128, 112, 112)
+        spec = spec_of(direct(shape, (3, 3), "float32", layout="channels_last", padding=1, epilogue=written))
+        best = slide_schedules(spec, HOPPER, "int32")[0]
+        assert (best.lanes * best.vector * 4 == 32) == (layout == "contiguous")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_candidates_compile_without_spills(dtype):

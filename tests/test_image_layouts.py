@@ -54,6 +54,18 @@ def test_few_channels_are_no_vector():
     assert _strides(graph)["thin"] == layout_strides((1, 3, 5, 5), "NCHW")
 
 
+def test_depthwise_convolutions_read_and_write_planes_where_that_is_faster():
+    """A result that is written as planes would be turned: neighbouring channels are far apart."""
+    for layout, turned in (("NCHW", False), ("NHWC", True)):
+        graph = fg.Graph("depthwise", io_dtype="bfloat16")
+        x, w = graph.tensor("x", (2, 352, 112, 112), layout="NCHW"), graph.tensor("w", (352, 1, 5, 5))
+        y = graph.conv_fprop(graph.tanh(x, name="a"), w, padding=2, groups=352, name="b")
+        graph.output(y + graph.tensor("residual", y.shape, layout=layout), name="y", layout=layout)
+        (choice,) = lay_out_images(graph).choices
+        assert choice.taken == ("made" if turned else "left"), choice
+        assert (_strides(graph)["a"] == layout_strides(x.shape, "channels_last")) == turned
+
+
 def test_graphs_without_convolutions_are_left_alone():
     graph = fg.Graph("plain")
     x = graph.tensor("x", (2, 16, 4, 4))
