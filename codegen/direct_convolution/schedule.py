@@ -10,7 +10,13 @@ from typing import TypeAlias, TypeVar
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.direct_convolution.cost import Work, conflicts, cycles, finishing, partial
-from codegen.direct_convolution.flat_schedule import FlatSchedule, flat_candidates, flat_schedules, flat_threads
+from codegen.direct_convolution.flat_schedule import (
+    FlatSchedule,
+    flat_candidates,
+    flat_copy,
+    flat_schedules,
+    flat_threads,
+)
 from codegen.direct_convolution.slide_schedule import SlideSchedule, columns, slide_schedules, widest_access
 from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
 from codegen.family import Schedule
@@ -176,7 +182,7 @@ def slides(spec: DirectConvolutionSpec, target: Target) -> list[SlideSchedule]:
 
 def flats(spec: DirectConvolutionSpec, target: Target) -> list[FlatSchedule]:
     """Returns flat ones worth trying, best guess first; one of each group of similar ones."""
-    return _unlike(flat_schedules(spec, target, _itype(spec)), lambda s: (s.rows, s.cols))
+    return _unlike(flat_schedules(spec, target, _itype(spec)), lambda s: (s.rows, s.cols, flat_copy(spec, s.planes)[1]))
 
 
 def _unlike(ranked: Iterable[ScheduleT], kind: Callable[[ScheduleT], Hashable]) -> list[ScheduleT]:
