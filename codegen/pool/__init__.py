@@ -10,12 +10,14 @@ a block brings the elements under a tile of windows to shared memory first (`cod
 
 Where windows of different sizes lie along the innermost dimension, a block takes a few planes and first folds their
 columns, which are neighbours in memory (`codegen.pool.planes`).
+
+Where there are few large windows, several threads share each of them (`codegen.pool.lanes`).
 """
 
 from __future__ import annotations
 
 from codegen.family import Family, Form
-from codegen.pool import planes, staged, staged_schedule
+from codegen.pool import lanes, planes, staged, staged_schedule
 from codegen.pool.boxes import StagedSchedule
 from codegen.pool.renderer import PoolRenderer
 from codegen.pool.schedule import PoolSchedule, schedules
@@ -24,7 +26,9 @@ from codegen.spec import KernelSource, PoolSpec
 
 def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C."""
-    return planes.render(spec, schedule) if schedule.planes else PoolRenderer(spec, schedule).render()
+    if schedule.planes:
+        return planes.render(spec, schedule)
+    return (lanes.LanesRenderer if schedule.lanes > 1 else PoolRenderer)(spec, schedule).render()
 
 
 FAMILY = Family(

@@ -7,18 +7,15 @@ from contextlib import contextmanager
 from math import prod
 
 from codegen.buffers import Edge
-from codegen.iteration import linear, unsigned
+from codegen.iteration import coordinate, linear, unsigned
 from codegen.kernel import Kernel, Pointers
 from codegen.pointwise.body import plus, read, vector_type
-from codegen.pool.schedule import PoolSchedule, is_strip, patch
+from codegen.pool.schedule import UNROLL, UNROLLED, PoolSchedule, is_strip, patch, shares
 from codegen.pool.space import normalize, width
 from codegen.sizes import least, most
 from codegen.spec import PoolSpec
 from codegen.windows import Adaptive, Sliding, Window
 
-#: With more elements in a window, only the innermost loop is unrolled, and by this much.
-UNROLLED = 64
-UNROLL = 4
 #: Names of the coordinates along the last window, the last but one, and the one before.
 POSITIONS = ("col", "row", "plane")
 _TAPS = ("kx", "ky", "kz")
@@ -36,6 +33,8 @@ class Elements:
         self.program = self.space.program
         self.windows = self.space.windows
         self.patch = patch(self.space, schedule)
+        #: threads of a window beside each other along each of its dimensions
+        self.shares = shares(self.space, schedule.lanes)
         self.t = schedule.itype
         #: C type of counters, which strides multiply
         self.small = "int" if self.t == "int32" else self.t
@@ -67,7 +66,7 @@ class Elements:
             end = quotient(linear([(position, window.size)], window.size + window.positions - 1), window.positions)
             if rolled:
                 w.line("#pragma unroll 4" if back == 0 else "#pragma unroll 1")
-                w.open(f"for ({t} {place} = {start}; {place} < {end}; ++{place})")
+                w.open(f"for ({t} {place} = {start}{self._lane(k)}; {place} < {end}; {self._next(k, place)})")
                 return []
             self.constant(t, f"{place}_begin", start)
             if not window.alike:
@@ -80,7 +79,8 @@ class Elements:
         count = width(window, many)
         if count > 1:
             w.line(unroll)
-            w.open(f"for ({self.small} {tap} = 0; {tap} < {count}; ++{tap})")
+            begin = self._lane(k).removeprefix(" + ") or "0"
+            w.open(f"for ({self.small} {tap} = {begin}; {tap} < {count}; {self._next(k, tap)})")
         tap = tap if count > 1 else "0"
         if many > 1 or isinstance(window, Sliding):
             step = window.dilation if many == 1 else 1
@@ -102,6 +102,14 @@ class Elements:
             found.append(f"({offset}) % {window.dilation} == 0")
         holds = self.inside(found, f"{place.removeprefix('in_')}_holds")
         return [holds] if holds else []
+
+    def _lane(self, k: int) -> str:
+        """Returns what a thread adds to its first position along a window that it shares."""
+        return f" + {self.small}({coordinate('lane', self.shares, k)})" if self.shares[k] > 1 else ""
+
+    def _next(self, k: int, position: str) -> str:
+        """Returns the C expression by which a thread goes on along a window."""
+        return f"{position} += {self.shares[k]}" if self.shares[k] > 1 else f"++{position}"
 
     def inside(self, conditions: list[str], name: str = "inside") -> str:
         """Writes whether the current element exists; returns the C expression, "" if it always does."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import product
+from math import hypot, prod
 
 from codegen.family import Schedule
 from codegen.pool.space import Space, index_type, normalize, patches, widest, width
-from codegen.pool.steps import planes_of_block, vector_of_columns
+from codegen.pool.steps import THREADS, planes_of_block, vector_of_columns
 from codegen.spec import PoolSpec
 from codegen.target import Target
 from codegen.windows import Adaptive
@@ -21,6 +22,14 @@ KEPT_BYTES = 128
 SECTOR_BYTES = 32
 #: Threads per multiprocessor that keep all of them busy.
 ENOUGH_THREADS = (1 << 15) / 33
+#: With more elements in a window, only the innermost loop is unrolled, and by this much.
+UNROLLED = 64
+UNROLL = 4
+#: Cycles until memory answers a thread's loads that are in flight together, and for each of them: fits to the times of
+#: few windows.  Cycles that the threads of a window take to combine what they have; a multiprocessor's threads.
+LATENCY, EACH, COMBINE, RESIDENT = 700.0, 280.0, 800.0, 1024
+#: Threads share windows where this is estimated to take at most this share of the time without, and to save so much.
+CLEARLY, LEAST_SAVED = 0.75, 1500.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class PoolSchedule(Schedule):
     cols    positions of the last window that a thread takes: elements in several of its windows are read once.
     down    positions of the last window but one that are neighbours in a block: the L1 cache has what they share.
     planes  of a block that folds windows in two steps, `codegen.pool.steps`; 0: every thread folds its windows alone.
+    lanes   threads that take the elements of a window in turn, a power of two (`codegen.pool.lanes`).
     """
 
     vector: int
@@ -41,6 +51,7 @@ class PoolSchedule(Schedule):
     cols: int = 1
     down: int = 1
     planes: int = 0
+    lanes: int = 1
 
 
 def patch(space: Space, s: PoolSchedule) -> list[int]:
@@ -96,6 +107,10 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
                 continue
             found.append((_cost(space, s, first, target), s))
     found.sort(key=lambda item: item[0])
+    sharing = sorted(_sharing(space, vector, itype), key=lambda s: _cycles(space, s, target))
+    alone = _cycles(space, found[0][1], target)
+    if sharing and _cycles(space, sharing[0], target) < min(CLEARLY * alone, alone - LEAST_SAVED):
+        yield from sharing[:3]
     for _, s in found[:4]:
         many = down(space, s)
         yield replace(s, down=many)
@@ -103,6 +118,50 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
             yield s
         elif len(kinds) > 1 and space.inner:
             yield replace(s, down=2)
+
+
+def shares(space: Space, lanes: int) -> tuple[int, ...]:
+    """Returns how many of the threads of a window are beside each other along each of its dimensions: as leaves each
+    thread the fewest elements, and most along the last one.
+    """
+    powers = [1 << n for n in range(lanes.bit_length())]
+    ways = [way for way in product(powers, repeat=len(space.windows)) if prod(way) == lanes]
+    return min(ways, key=lambda way: (_passes(space, way), way)) if ways else ()
+
+
+def _passes(space: Space, shares: tuple[int, ...]) -> int:
+    """Returns how many elements of a window a thread takes at most."""
+    return prod(-(-window.count // many) for (_, window), many in zip(space.windows, shares))
+
+
+def _sharing(space: Space, vector: int, itype: str) -> Iterator[PoolSchedule]:
+    """Yields schedules whose threads share windows."""
+    if any(r.at is not None for r in space.program.reductions) or not space.taps:
+        return
+    elements = prod(window.count for _, window in space.windows)
+    nbytes = vector * min(space.program.loads[n].dtype.itemsize for n in space.taps)
+    # Neighbouring threads read whole sectors; where windows lie along the innermost dimension, those of a warp share.
+    lanes, most = 2, min(THREADS * nbytes // SECTOR_BYTES, THREADS) if space.inner else 32
+    while lanes <= most and 2 * lanes <= elements:
+        yield PoolSchedule(vector, itype, lanes=lanes)
+        lanes *= 2
+
+
+def _cycles(space: Space, s: PoolSchedule, target: Target) -> float:
+    """Estimates the cycles of a kernel, where waiting for memory takes most of them."""
+    many = patch(space, s)
+    if s.lanes > 1:
+        loads, depth, combine = _passes(space, shares(space, s.lanes)), UNROLL, COMBINE
+    else:
+        widths = [width(window, m) for (_, window), m in zip(space.windows, many)]
+        loads, depth, combine = prod(widths), max(UNROLL, prod(widths[held_from(space, s) :])), 0.0
+    dims = {d: m for (d, _), m in zip(space.windows, many)}
+    threads = s.lanes * prod(-(-size // dims.get(d, 1)) for d, size in enumerate(space.outer)) / s.vector
+    turns = max(1.0, threads / (RESIDENT * target.sms))
+    waits = turns * (-(-loads // depth) * LATENCY + loads * EACH + combine)
+    shape = (*space.outer, *(window.size for _, window in space.windows))
+    nbytes = sum(op.dtype.itemsize * prod(n for n, t in zip(shape, op.strides) if t) for op in space.program.operands)
+    return hypot(waits, nbytes / (target.memory_share * target.bytes_per_cycle))
 
 
 def _powers(space: Space, back: int, most: int) -> list[int]:
