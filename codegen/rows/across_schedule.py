@@ -31,6 +31,10 @@ EXCHANGE_BYTES, IN_FLIGHT = 40 * 1024, 4
 #: Cycles until memory answers, that the threads of a block take to combine what they have, those of a cluster's blocks
 #: besides, and until these have begun together.
 LATENCY, COMBINE, COMBINE_BLOCKS, BEGIN = 800.0, 400.0, 1000.0, 1000.0
+#: Threads of a block, where every multiprocessor has enough such blocks: each takes a while to begin.
+BLOCK_THREADS, ENOUGH_BLOCKS = 256, 8
+#: By how much reading single sectors of large tensors takes longer than reading long runs.
+SHORT_RUN = 0.5
 #: A cluster is used if it is estimated to take at most this share of the time without one.
 CLEARLY = 0.75
 
@@ -116,8 +120,10 @@ class _Across:
         rate = min(target.sm_rate * width / (width + SECTOR_BYTES), max(flight, 1) / LATENCY)
         walk = turns * elements * (loads + stores + again) / rate
         every = prod(space.outer) * space.length
-        missed = again if every * loads > target.l2_share(0.5) else 0
-        memory = every * (loads + stores + missed) / (target.bytes_per_cycle * target.memory_share)
+        large = every * loads > target.l2_share(0.5)
+        memory = every * (loads + stores + (again if large else 0)) / (target.bytes_per_cycle * target.memory_share)
+        if large:  # when the neighbours of what a block reads are wanted, the L2 cache has them no more
+            memory *= 1 + SHORT_RUN * SECTOR_BYTES / width
         together = COMBINE + (COMBINE_BLOCKS if s.cluster > 1 else 0)
         waits = loops * LATENCY + len(space.program.reductions) * together + (BEGIN if s.cluster > 1 else 0)
         return max(walk, memory) + (waits * turns if s.cluster > 1 else waits)
@@ -165,7 +171,7 @@ def _plain(of: _Across, itype: str) -> Iterator[RowsSchedule]:
     best = next((side for side in wide if of.blocks(side) >= enough), wide[-1])
     if of.blocks(best) < enough // 4:
         narrow = [side for side in sides if side * vector * of.itemsize >= SECTOR_BYTES] or sides[:1]
-        best = narrow[-1]
+        best = min(reversed(narrow), key=lambda side: of.cycles(_full(of, side, each)))
     order = [best, *(side for side in sides if side != best and side * vector * of.itemsize >= SECTOR_BYTES)]
     if of.turned:
         order.sort(key=lambda side: (of.scatters(side), -side))
@@ -177,8 +183,10 @@ def _plain(of: _Across, itype: str) -> Iterator[RowsSchedule]:
         # Parts that are looked at twice are better in small blocks, which do not wait for each other.
         usual = (512, 256, 1024) if space.chunk is None or not of.words else (256, 512, 1024)
         for threads in (1024, 512, 256) if few else usual:
-            lanes = max(32 // side, min(threads // side, power(-(-space.length // each))))
-            schedule = RowsSchedule("memory", vector, lanes, side * vector, itype, across=True)
+            wanted = power(-(-space.length // each))
+            beside = _widened(of, side, wanted)
+            lanes = max(32 // beside, min(threads // beside, wanted))
+            schedule = RowsSchedule("memory", vector, lanes, beside * vector, itype, across=True)
             if of.exchanged(schedule) > EXCHANGE_BYTES:
                 continue
             kept = of.registers(schedule)
@@ -191,3 +199,18 @@ def _plain(of: _Across, itype: str) -> Iterator[RowsSchedule]:
         if bounded and not few:  # as many threads as possible, which read rows again
             memory.sort(key=lambda schedule: -schedule.threads * schedule.resident)
         yield from memory
+
+
+def _widened(of: _Across, side: int, lanes: int) -> int:
+    """Returns as many threads side by side as blocks need that have few, because rows are short."""
+    most = min(BLOCK_THREADS // lanes, power(of.space.outer[-1]) // of.vector)
+    while 2 * side <= most and of.blocks(2 * side) >= ENOUGH_BLOCKS * of.target.sms:
+        side *= 2
+    return side
+
+
+def _full(of: _Across, side: int, each: int) -> RowsSchedule:
+    """Returns the schedule of so many threads side by side with as many lanes as a block has, for ``each`` elements."""
+    lanes = max(32 // side, min(1024 // side, power(-(-of.space.length // each))))
+    schedule = RowsSchedule("memory", of.vector, lanes, side * of.vector, "", across=True)
+    return of.registers(schedule) or schedule
