@@ -93,6 +93,16 @@ class Elements:
         self._emitter.statements(self.w, terms, lambda k: self._varies[k] and k in done.shared)
         return terms
 
+    def read_at(self, k: int, vector: int, indices: Sequence[str]) -> str:
+        """Writes what a read of a table at given indices depends on; returns the read of a vector in C."""
+        above = self.program.needed(self.program.instructions[k].args)
+        shared = frozenset(v.instruction for v in above if isinstance(v, Result))
+        return self._emitter.read(k, vector, self._first_terms(Ahead((k,), shared), {}, indices))
+
+    def given(self, k: int, text: str) -> None:
+        """Has a C expression stand for what an instruction reads of a table, as stored."""
+        self._tabled[k] = text
+
     def declare_reads(self, done: Ahead, vector: int, unroll: int) -> None:
         """Declares registers for what is read of tables by all of a thread's vectors ``u``."""
         for k in (*done.reads, *done.single):

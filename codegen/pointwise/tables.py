@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from codegen.expr import Index, Literal, Load, Pointer, Program, Result, TableRead, Value
+from codegen.expr import Index, Literal, Load, Operand, Pointer, Program, Result, TableRead, Value
+from codegen.iteration import restrided, widest_vector
 
 
 @dataclass(frozen=True)
@@ -84,3 +85,31 @@ def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
         if isinstance(instruction, TableRead):
             sizes[k not in done.reads].append(program.read_by(instruction)[0].dtype.itemsize)
     return max(sizes[0]), max(sizes[1])
+
+
+def placed(program: Program) -> dict[int, Operand]:
+    """Returns the reads of tables at places that follow from an element's coordinates: what they read, as an operand.
+
+    Its strides are those of the index in their position; what else this adds up may be any function of coordinates.
+    """
+    found = {}
+    for k in _alone(program, ()):
+        read = program.instructions[k]
+        assert isinstance(read, TableRead)
+        above = program.needed(read.args)
+        if read.indexed and isinstance(read.args[1], Index) and not any(isinstance(v, Load) for v in above):
+            table = program.read_by(read)[0]
+            found[k] = Operand(table.name, table.dtype, program.indices[read.args[1].index])
+    return found
+
+
+def read_vector(program: Program, k: int, shape: tuple[int, ...], dim: int, rows: int) -> int:
+    """Returns how many neighbours along a dimension a read of a table can have at once, of ``rows`` or of all."""
+    order = [*(d for d in range(len(shape)) if d != dim), dim]
+    turned = restrided(program, [tuple(strides[d] for d in order) for strides in program.strides])
+    size = placed(program)[k].dtype.itemsize
+
+    def suits(vector: int) -> bool:
+        return rows % vector == 0 and k in ahead(turned, (*(shape[d] for d in order),), vector).reads
+
+    return widest_vector(16 // size, suits)

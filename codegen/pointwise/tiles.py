@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from codegen.buffers import Edge
+from codegen.expr import Index
 from codegen.iteration import Point, at_most, linear
 from codegen.kernel import locate
 from codegen.pointwise.body import Body, apart, kept_type, packs, plus, read, vector_type
@@ -31,10 +32,14 @@ class TilesRenderer:
         self.w = self.body.w
         count = len(self.program.loads)
         self.turned_loads = {n: stage for n, stage in tiling.stages.items() if n < count}
-        self.turned_stores = {n - count: stage for n, stage in tiling.stages.items() if n >= count}
+        self.turned_reads = {n: stage for n, stage in tiling.stages.items() if n in tiling.reads}
+        stores = {n: stage for n, stage in tiling.stages.items() if count <= n < len(self.program.operands)}
+        self.turned_stores = {n - count: stage for n, stage in stores.items()}
         self.direct_loads = [n for n in self.body.varying_loads() if n not in self.turned_loads]
         self.kinds = {n: tiling.direct(self.program.loads[n]) for n in self.direct_loads}
         self.load_tiles = {n: self.body.names.unique(self.program.loads[n].name, "_tile") for n in self.turned_loads}
+        self.read_tiles = {n: self.body.names.unique(tiling.operand(n).name, "_tile") for n in self.turned_reads}
+        self.read_registers = {n: self.body.names.unique(tiling.operand(n).name, "_v") for n in self.turned_reads}
         self.store_tiles = {
             n: self.body.names.unique(self.program.stores[n].operand.name, "_tile") for n in self.turned_stores
         }
@@ -49,7 +54,7 @@ class TilesRenderer:
         """Returns the heading's lines about the tiles."""
         s, t = self.s, self.t
         dims = " x ".join(str(size) for size in t.shape)
-        turned = [self.program.operands[n].name for n in t.stages]
+        turned = [t.operand(n).name for n in t.stages]
         return [
             f"{dims} elements in tiles of {s.rows} x {s.cols}, {s.vector} a vector",
             f"{', '.join(turned)}: across the tiles in memory, turned in shared memory",
@@ -57,7 +62,8 @@ class TilesRenderer:
 
     def render(self) -> KernelSource:
         s, t, w = self.s, self.t, self.w
-        for n, name in zip(t.stages, [*self.load_tiles.values(), *self.store_tiles.values()]):
+        tiles = *self.load_tiles.values(), *self.store_tiles.values(), *self.read_tiles.values()
+        for n, name in zip(t.stages, tiles):
             w.line(t.tile(n, name).static)
         outer = [(f"i{d}", size, 1) for d, size in enumerate(t.shape[: s.outer])]
         down, across = t.blocks
@@ -69,10 +75,14 @@ class TilesRenderer:
         for n, stage in self.turned_loads.items():
             w.line(f"{self._kept(n, stage)} {self.body.register(n)}{array(self._accesses(stage).tiles)};")
             self._turning(n, stage, self._fetch)
+        for n, stage in self.turned_reads.items():
+            kind = vector_type(t.operand(n), stage.vector)
+            w.line(f"{kind} {self.read_registers[n]}{array(self._accesses(stage).tiles)};")
+            self._turning(n, stage, self._fetch_read)
         self._direct()
-        for n, stage in self.turned_loads.items():
+        for n, stage in (*self.turned_loads.items(), *self.turned_reads.items()):
             self._turning(n, stage, self._scatter)
-        if self.turned_loads:
+        if self.turned_loads or self.turned_reads:
             w.line("__syncthreads();")
         self._walk(self._compute)
         if self.turned_stores:
@@ -121,7 +131,7 @@ class TilesRenderer:
             tests = ["" if in_tile else f"col < {t.frame}", Edge(t.height, s.rows).inside(f"{self.row0}row")]
             tests.append(f"{self._turned_col} < {t.width}" if t.overhangs else "")
             point = self._at(f"{self.row0}row", self._turned_col)
-            if self._rows_left(stage) == "" and body == self._fetch:
+            if self._rows_left(stage) == "" and body in (self._fetch, self._fetch_read):
                 # No load waits for a condition: accesses outside of the space read its last row or column.
                 last_row = t.height - stage.vector if t.height % s.rows and not stage.shifted else None
                 last_col = t.width - 1 if t.overhangs or (not in_tile and not stage.shifted) else None
@@ -129,7 +139,7 @@ class TilesRenderer:
             elif self._rows_left(stage) == "" and body == self._scatter:
                 tests = tests[:1]
             with w.guarded(*tests):
-                if body != self._fetch:
+                if body not in (self._fetch, self._fetch_read):
                     w.line(f"const uint32 at = {self._place(stage)};")
                 body(n, stage, point, array_at(count))
 
@@ -159,8 +169,16 @@ class TilesRenderer:
         target, offset = f"{self.body.register(n)}{at}", point.offset(operand.strides)
         read(self.w, target, self.body.pointers.loads[n], offset, stage.vector, load=load, more=left)
 
+    def _fetch_read(self, n: int, stage: Stage, point: Point, at: str) -> None:
+        k = self.t.reads[n]
+        needed = self.program.needed(self.program.instructions[k].args)
+        indices = [point.offset(s) if Index(i) in needed else "0" for i, s in enumerate(self.program.indices)]
+        text = self.body.read_at(k, stage.vector, indices)
+        self.w.line(f"{self.read_registers[n]}{at} = {text};")
+
     def _scatter(self, n: int, stage: Stage, _: Point, at: str) -> None:
-        tile, register = self.load_tiles[n], f"{self.body.register(n)}{at}"
+        tile = self._tile(n)
+        register = f"{self.read_registers[n] if n in self.read_registers else self.body.register(n)}{at}"
         if stage.vector == 1:
             self.w.line(f"{tile}[at] = {register};")
         else:
@@ -302,6 +320,8 @@ class TilesRenderer:
         loaded = {n: self._loaded(n) for n in self.direct_loads}
         for n, stage in self.turned_loads.items():
             loaded[n] = self._picked_up(n, stage)
+        for n, stage in self.turned_reads.items():
+            self.body.given(t.reads[n], self._picked_up(n, stage))
         own = s.vector > 1 and (t.flat or (len(t.col_dims) > 1 and t.col_dims[-1] % s.vector != 0))
         each = [strides[-1] if s.vector > 1 else 0 for strides in program.indices]
         indices = [] if own else [apart(point.offset(x), step) for x, step in zip(program.indices, each)]
@@ -339,11 +359,15 @@ class TilesRenderer:
 
     # ---- shared memory along the columns
 
+    def _tile(self, n: int) -> str:
+        """Returns the C name of the tile of a load or of a read of a table."""
+        return self.read_tiles[n] if n in self.read_tiles else self.load_tiles[n]
+
     def _pieces(self, n: int, stage: Stage) -> tuple[int, str]:
         """Returns how a vector lies in the tile of operand n: (elements of one access, place of access ``e``)."""
         s, t = self.s, self.t
         group = stage.vector * stage.width  # elements between two skews
-        piece, size = s.vector, self.program.operands[n].dtype.itemsize
+        piece, size = s.vector, t.operand(n).dtype.itemsize
         while piece > 1 and stage.skew and (min(16, piece * size) > stage.chunk or group % piece):
             piece //= 2
         step = "" if piece == s.vector else " + e" if piece == 1 else f" + e * {piece}"
@@ -357,7 +381,7 @@ class TilesRenderer:
 
     def _picked_up(self, n: int, stage: Stage) -> str:
         """Writes the read of the vector from shared memory; returns the C expression of its element ``e``."""
-        operand, tile, w, s = self.program.loads[n], self.load_tiles[n], self.w, self.s
+        operand, tile, w, s = self.t.operand(n), self._tile(n), self.w, self.s
         piece, place = self._pieces(n, stage)
         if s.vector == 1:
             return f"{tile}[{place}]"

@@ -3,7 +3,7 @@
 The space is split into outer dimensions, *row* dimensions and *column* dimensions, in this order.  Operands that are
 contiguous along the columns are read and written directly.  Those that are contiguous along the last row dimension
 (*turned* operands) pass through shared memory: a block reads its tile along the rows and picks it up along the columns,
-or the other way round for results.
+or the other way round for results.  So do reads of tables at places that follow from coordinates, as in concatenations.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase, widest_vector
 from codegen.pointwise.alignment import LEAST, access, is_skewed, period
 from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
+from codegen.pointwise.tables import placed, read_vector
 from codegen.records import once
 from codegen.spec import PointwiseSpec
 from codegen.target import Target
@@ -180,8 +181,21 @@ class Tiling:
         return "strided" if strides[-1] else "uniform"
 
     @once
+    def reads(self) -> dict[int, int]:
+        """Reads of tables that may be turned, by their number as operands behind the program's: their instructions."""
+        return {len(self.program.operands) + n: k for n, k in enumerate(self._placed)}
+
+    @once
+    def _placed(self) -> dict[int, Operand]:
+        return placed(self.program)
+
+    def operand(self, n: int) -> Operand:
+        """Returns an operand, or what a read of a table reads, by its number."""
+        return self._placed[self.reads[n]] if n in self.reads else self.program.operands[n]
+
+    @once
     def stages(self) -> dict[int, Stage]:
-        """The turned operands, by their number among the program's operands."""
+        """The turned operands, by their number among the program's operands, and reads of tables behind these."""
         s, several = self.schedule, len(self.row_dims) > 1
         width = self.frame + (s.vector if self.skewed else 0)
         found = {}
@@ -191,12 +205,17 @@ class Tiling:
                 shifted = widest > vector and widest * op.dtype.itemsize >= LEAST
                 vector = widest if shifted else vector
                 found[n] = Stage.of(op, vector, self.frame, self.row_dims[-1], width, shifted)
+        for n, k in self.reads.items():
+            op = self.operand(n)
+            if op.strides[-1] and fastest(op, self.shape) == s.turn:
+                vector = read_vector(self.program, k, self.shape, s.turn, s.rows)
+                found[n] = Stage.of(op, vector, self.frame, self.row_dims[-1], width, False)
         return found
 
     def tile(self, n: int, name: str = "") -> Buffer:
         """Returns the tile of a turned operand in shared memory."""
         elements = self.stages[n].elements(self.schedule.rows)
-        return Buffer(name, self.program.operands[n].dtype.ctype, (elements,), align=VECTORS)
+        return Buffer(name, self.operand(n).dtype.ctype, (elements,), align=VECTORS)
 
     @property
     def shared_bytes(self) -> int:
@@ -233,7 +252,7 @@ def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:
     """Returns the best guess at tiles; None if no operand is turned or the space is small."""
     orders = _orders(spec)
     shape, program = rebase(spec.program, spec.shape, orders[0])
-    if prod(shape) < ENOUGH_ELEMENTS or not any(_across(op, shape) for op in program.operands):
+    if prod(shape) < ENOUGH_ELEMENTS or not any(_across(op, shape) for op in _every(program)):
         return None
     # Shifting words takes arithmetic, which costs less than moving one or two bytes at a time.
     kinds = (False, True) if min(op.dtype.itemsize for op in program.operands) < LEAST else (False,)
@@ -256,13 +275,14 @@ def _is_possible(tiling: Tiling) -> bool:
     read several bytes at a time, and if nothing is read through a table: the program runs outside of the space as well.
     """
     s, operands = tiling.schedule, tiling.program.operands
+    if tiling.program.tables:
+        return False
     kinds = {n: tiling.direct(op) for n, op in enumerate(operands) if n not in tiling.stages}
     results = range(len(tiling.program.loads), len(operands))
     stages = [(stage, operands[n].dtype.itemsize) for n, stage in tiling.stages.items()]
     return (
         s.vector > 1
         and len(tiling.col_dims) == 1
-        and not tiling.program.tables
         and tiling.width > 2 * s.cols
         and s.cols % s.vector == 0
         and tiling.lead.strides[-1] == 1
@@ -311,6 +331,11 @@ def _orders(spec: PointwiseSpec) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(memory_order(spec.shape, op.strides) for op in full))
 
 
+def _every(program: Program) -> tuple[Operand, ...]:
+    """Returns the operands of a program, and what its reads of tables read that may be turned."""
+    return (*program.operands, *placed(program).values())
+
+
 def _across(operand: Operand, shape: tuple[int, ...]) -> bool:
     """Tells whether neighbours along the last dimension are farther apart in memory than those along another one."""
     return operand.strides[-1] != 0 and fastest(operand, shape) != len(shape) - 1
@@ -323,7 +348,7 @@ def _along(
     shape, program = rebase(spec.program, spec.shape, order)
     itype = index_type(*bounds(program.operands, shape), *far(program))
     weight = [0] * len(shape)
-    for op in program.operands:
+    for op in _every(program):
         if _across(op, shape):
             weight[fastest(op, shape)] += traffic(op, shape)
     turn = max(range(len(shape)), key=lambda d: weight[d])
@@ -342,11 +367,14 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, ta
     """Returns the schedule with its rows and columns chosen."""
     turn, vector = schedule.turn, schedule.vector
     width = prod(shape[turn + 1 :])
+    tables = [(k, op) for k, op in placed(program).items() if op.strides[-1] and fastest(op, shape) == turn]
     full = [op for op in program.operands if op.strides[-1] or op.strides[turn]]
     turned = [op for op in full if op.strides[-1] and fastest(op, shape) == turn]
-    sizes = [op.dtype.itemsize for op in full]
+    widths = [row_vector(op, shape, turn, 16, False, schedule.unaligned) for op in turned]
+    widths = [*widths, *(read_vector(program, k, shape, turn, 16) for k, _ in tables)] or [vector]
+    turned += [op for _, op in tables]
+    sizes = [op.dtype.itemsize for op in (*full, *(op for _, op in tables))]
     through = sum(op.dtype.itemsize for op in turned)
-    widths = [row_vector(op, shape, turn, 16, False, schedule.unaligned) for op in turned] or [vector]
     area = min(
         THREADS * BYTES_IN_FLIGHT // sum(sizes),
         SHARED_BYTES // max(through, 1),
@@ -399,7 +427,8 @@ def _cost(tiling: Tiling) -> float:
     """Returns the bytes moved, with a surcharge for narrow accesses, shared memory and tiles that end outside."""
     cost = 0.0
     vector, loads = tiling.schedule.vector, len(tiling.program.loads)
-    for n, op in enumerate(tiling.program.operands):
+    for n in (*range(len(tiling.program.operands)), *tiling.reads):
+        op = tiling.operand(n)
         size = op.dtype.itemsize
         moved = traffic(op, tiling.shape)
         if n in tiling.stages:
@@ -409,6 +438,8 @@ def _cost(tiling: Tiling) -> float:
             cost += moved * tiling.frame / tiling.schedule.cols * (_dear(stage.vector * size) + detour)
         elif _across(op, tiling.shape):
             cost += moved * 32 / size  # a sector for every element
+        elif n in tiling.reads:
+            cost += moved * _dear(size)
         elif tiling.direct(op) in ("scalar", "vector", "uniform"):
             cost += moved * _dear(vector * size)
         elif tiling.direct(op) == "unaligned":

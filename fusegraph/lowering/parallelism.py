@@ -21,7 +21,7 @@ KEPT_BYTES, LOOKS = 64 << 10, 3
 #: many; cycles for which each of them waits, alone or in a cluster.  Fits to the times of norms of channels.
 BLOCK_RATE, COLUMN_RATE, MOST_RESIDENT = 8.0, 33.0, 8
 ALONE, TOGETHER = 2000.0, 4000.0
-#: Bytes of an access with which they read so many; with narrower ones it is as much less.
+#: Bytes of an access with which a multiprocessor reads so many; with narrower ones it is as much less.
 WIDE_ACCESS = 8
 
 
@@ -52,7 +52,7 @@ class Parallelism:
             room = int(2 * KEPT_BYTES / max(each, 1)) if kept else turns
             resident = max(1, min(MOST_RESIDENT, turns, room)) if cluster == 1 else 1
             waits = -(-turns // resident) * (ALONE if cluster == 1 else TOGETHER)
-            rate = min(COLUMN_RATE, BLOCK_RATE * resident) * min(1.0, self.access / WIDE_ACCESS)
+            rate = min(self._column_rate, BLOCK_RATE * resident)
             walk = turns * each * (1 if kept else looks) / rate
             again = not kept and looks > 1 and every > target.l2_share(0.5)  # from memory, once at least
             found.append(max(waits + walk, memory * (2 if again else 1)))
@@ -60,7 +60,13 @@ class Parallelism:
 
     def cycles_apart(self, target: Target, looks: int) -> float:
         """Returns the cycles that kernels of parts take instead, which are ``looks`` more than one."""
-        return looks * (target.launch_cycles + self.blocks * self.bytes_each / target.bytes_per_cycle)
+        rate = min(target.bytes_per_cycle, self._column_rate * target.sms)
+        return looks * (target.launch_cycles + self.blocks * self.bytes_each / rate)
+
+    @property
+    def _column_rate(self) -> float:
+        """Bytes that a multiprocessor with many blocks reads in a cycle."""
+        return COLUMN_RATE * min(1.0, self.access / WIDE_ACCESS)
 
 
 def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
