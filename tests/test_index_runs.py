@@ -1,4 +1,7 @@
-"""Gathers at known positions that are a few runs are slices, one after the other: rolled tensors and the like."""
+"""Gathers at known positions that are a few runs are slices, one after the other: rolled tensors and the like.
+
+Where each position is taken as often, they are repeated: tensors enlarged to the nearest element.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fusegraph as fg
+from codegen import render
+from codegen.pointwise.schedule import PointwiseSchedule
 from fusegraph.passes.index_runs import MOST_RUNS
 from fusegraph.plan import plan
 
@@ -56,6 +61,46 @@ def test_whatever_the_runs_are(data: st.DataObject) -> None:
     assert np.array_equal(y, x[:, places])
     runs = 1 + int((np.diff(places) != 1).sum())
     assert runs > MOST_RUNS or "gather" not in ops(graph)
+
+
+def enlarged(shape: tuple[int, ...], times: tuple[int, int], dtype: str, **layout: str) -> fg.Graph:
+    """Returns a graph of an image enlarged by gathers, with something behind it."""
+    graph = fg.Graph("enlarged")
+    y = graph.tensor("x", shape, dtype, **layout)  # type: ignore[arg-type]
+    for axis, many in zip((2, 3), times):
+        y = graph.gather(y, graph.constant(np.arange(shape[axis] * many) // many), axis)
+    graph.output(graph.neg(y) + y * 3 if y.dtype.is_float else y + y, name="y")
+    return graph
+
+
+def _check_enlarged(shape: tuple[int, ...], times: tuple[int, int], dtype: str, **layout: str) -> None:
+    graph = enlarged(shape, times, dtype, **layout)
+    assert "gather" not in ops(graph)
+    x = np.random.default_rng(0).integers(-50, 50, shape).astype(dtype)
+    if "layout" in layout:
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    y = fg.compile(graph, engine="cpu")(x)
+    assert np.array_equal(y, x.repeat(times[0], 2).repeat(times[1], 3) * 2)
+
+
+def test_nearest_elements_are_repeated() -> None:
+    _check_enlarged((1, 3, 5, 8), (2, 2), "float32")
+    _check_enlarged((1, 8, 5, 7), (2, 3), "float16", layout="NHWC")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8", "int64"])
+@pytest.mark.parametrize("times", [(2, 2), (1, 4), (3, 8), (2, 3), (1, 16)])
+def test_nearest_elements_of_every_kind(dtype: str, times: tuple[int, int]) -> None:
+    for shape in ((2, 3, 5, 8), (1, 2, 3, 6), (1, 2, 1, 1), (2, 1, 4, 16)):
+        _check_enlarged(shape, times, dtype)
+
+
+def test_repeated_elements_are_read_once() -> None:
+    (kernel,) = plan(enlarged((1, 240, 112, 112), (2, 2), "bfloat16")).kernels
+    assert isinstance(kernel.choice.schedule, PointwiseSchedule)
+    assert kernel.choice.schedule.vector == 8
+    assert "load<4>" in render(kernel.group.lowered.spec, kernel.choice.schedule).code
 
 
 def test_positions_that_are_data_or_outside_are_gathered() -> None:

@@ -10,6 +10,7 @@ from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase
 from codegen.pointwise.tables import ahead, table_bytes
+from codegen.sizes import Size
 from codegen.spec import PointwiseSpec
 from codegen.target import PORTABLE, Target
 
@@ -19,6 +20,9 @@ ENOUGH_BLOCKS = 2
 MAX_VECTOR_BYTES = 64
 #: Bytes of repeating rows that a thread may read from the L1 cache for each byte that memory delivers or takes.
 REPEATED_BYTES = 2
+
+#: Kinds of access to as much as a vector needs at once.
+WIDE = ("vector", "uniform", "spread")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def access(strides: tuple[int, ...], shape: tuple[int, ...], vector: int, operan
     scalar   one value for the whole kernel
     vector   one wide access
     uniform  one value for the vector
+    spread   one access, each of whose elements is repeated along the last dimension
     strided  one access an element, at even distances
     pair     the vector may lie in two rows: one value in each
     split    the vector may lie in two rows: one access an element, at even distances in each
@@ -71,12 +76,22 @@ def access(strides: tuple[int, ...], shape: tuple[int, ...], vector: int, operan
             return "vector"
         if whole and strides[-1] == 1 and aligned(operand, width, strides[:-1]):
             return "vector"
+        if _spreads(operand, strides, shape, vector):
+            return "spread"
     if whole or len(shape) == 1:
         return "strided" if strides[-1] else "uniform"
     if shape[-1] < vector:
         return "element"
     # A row is at least as long as the vector, which therefore reaches at most into the next row.
     return "split" if strides[-1] else "pair"
+
+
+def _spreads(operand: Operand, strides: tuple[int, ...], shape: tuple[int, ...], vector: int) -> bool:
+    """Tells whether a vector is neighbours in an operand, each of them repeated along the whole last dimension."""
+    if len(shape) == 1 or strides[-1] or strides[-2] != 1 or isinstance(shape[-1], Size) or vector % shape[-1]:
+        return False
+    each = vector // shape[-1]
+    return each > 1 and shape[-2] % each == 0 and aligned(operand, min(16, each * operand.dtype.itemsize), strides[:-2])
 
 
 def traffic(operand: Operand, shape: tuple[int, ...]) -> int:
@@ -106,8 +121,8 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
     vector = 16 // smallest
     while vector > 1:
         kinds = [access(op.strides, shape, vector, op) for op in full]
-        wide = sum(traffic(op, shape) for op, kind in zip(full, kinds) if kind in ("vector", "uniform"))
-        narrow = sum(traffic(op, shape) for op, kind in zip(full, kinds) if kind not in ("vector", "uniform", "pair"))
+        wide = sum(traffic(op, shape) for op, kind in zip(full, kinds) if kind in WIDE)
+        narrow = sum(traffic(op, shape) for op, kind in zip(full, kinds) if kind not in (*WIDE, "pair"))
         by_vector, by_element = table_bytes(program, ahead(program, shape, vector))
         wide, narrow = wide + total * by_vector, narrow + total * by_element
         small = vector * max(op.dtype.itemsize for op in operands) <= MAX_VECTOR_BYTES
@@ -148,7 +163,7 @@ def narrow(spec: PointwiseSpec, schedule: PointwiseSchedule, width: int) -> bool
 def _access_bytes(operand: Operand, shape: tuple[int, ...], vector: int) -> int:
     """Returns how many bytes one access has; 16 if it serves a whole vector."""
     kind = access(operand.strides, shape, vector, operand)
-    wide = kind in ("scalar", "uniform", "pair")
+    wide = kind in ("scalar", "uniform", "spread", "pair")
     return 16 if wide else operand.dtype.itemsize * (vector if kind == "vector" else 1)
 
 

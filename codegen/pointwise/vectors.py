@@ -210,8 +210,12 @@ class VectorsRenderer:
     # ---- operands
 
     def _register_type(self, n: int) -> str:
-        count = {"uniform": 1, "pair": 2}.get(self.kinds[n], self.schedule.vector)
-        return vector_type(self.program.loads[n], count)
+        return vector_type(self.program.loads[n], self._held(n))
+
+    def _held(self, n: int) -> int:
+        """Returns how many elements of a load a thread holds for a vector."""
+        vector = self.schedule.vector
+        return {"uniform": 1, "pair": 2, "spread": vector // self.shape[-1]}.get(self.kinds[n], vector)
 
     def _declare(self, loads: list[int]) -> None:
         for n in loads:
@@ -234,7 +238,9 @@ class VectorsRenderer:
             strides = operand.strides if place.variable == "i" else (0, operand.strides[-1])
             register = self.body.register(n)
             whole = f"{register}{at}" if at else f"const {self._register_type(n)} {register}"
-            if kind == "vector" or vector == 1 or kind == "uniform":
+            if kind == "spread":
+                read(w, whole, pointer, place.offset(strides), self._held(n))
+            elif kind == "vector" or vector == 1 or kind == "uniform":
                 last = "load_evict_last" if n in self.evict_last and not place.ragged else "load"
                 load, count = "load_packed" if at and self._packs(n) else last, vector if kind == "vector" else 1
                 read(w, whole, pointer, place.offset(strides), count, load=load, more=self._count(place))
@@ -302,6 +308,8 @@ class VectorsRenderer:
             register = f"{self.body.register(n)}{at}"
             if self.kinds[n] == "pair":
                 loaded[n] = f"e < {place.left()} ? {register}[0] : {register}[1]"
+            elif self.kinds[n] == "spread":
+                loaded[n] = f"{register}[e / {self.shape[-1]}]"
             else:
                 loaded[n] = register if s.vector == 1 or self.kinds[n] == "uniform" else f"{register}[e]"
         return loaded
