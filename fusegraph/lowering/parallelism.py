@@ -8,7 +8,8 @@ from math import prod
 from codegen.rows.schedule import PORTABLE_BLOCKS, clusters_at_once, clusters_of
 from codegen.sizes import dividing
 from codegen.target import Target
-from fusegraph.graph import Tensor
+from fusegraph.graph import Graph, Tensor
+from fusegraph.ops.base import Kind
 
 #: With fewer blocks than this, of which each reads more than LONG_BYTES, most of a GPU is idle: what else is computed
 #: for each element goes to another kernel.  A row of neighbours can have a cluster of blocks.
@@ -82,6 +83,25 @@ def parallelism(x: Tensor, axes: tuple[int, ...]) -> Parallelism:
     others = [stride for stride, d in steps if d != beside]
     access = itemsize * min(dividing(n, max(1, WIDE_ACCESS // itemsize)) for n in (x.shape[beside], *others))
     return Parallelism(results * itemsize // width, length * width, True, access)
+
+
+def parallelism_of(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> Parallelism:
+    """Returns how much of reducing a tensor along axes can be done side by side.
+
+    Across rows the bytes are those that a kernel reads: of what pointwise nodes make a tensor of, often half as many.
+    """
+    found = parallelism(x, axes)
+    return parallelism(_read_for(graph, x), axes) if found.across else found
+
+
+def _read_for(graph: Graph, x: Tensor) -> Tensor:
+    """Returns the one tensor as large that pointwise nodes make a tensor of."""
+    while (node := graph.producer(x)) is not None and node.kind is Kind.POINTWISE and x not in graph.output_numbers:
+        large = [t for t in node.inputs if t.shape == x.shape]
+        if len(large) != 1:
+            break
+        (x,) = large
+    return x
 
 
 def keeps_whole(found: Parallelism, target: Target) -> bool:

@@ -15,7 +15,7 @@ from fusegraph.layout import extent
 from fusegraph.lowering import gathered
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.choices import Choice, Outweighed, weigh
-from fusegraph.lowering.parallelism import FEW_ROWS, LOOKS, keeps_whole, parallelism
+from fusegraph.lowering.parallelism import FEW_ROWS, LOOKS, keeps_whole, parallelism, parallelism_of
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, check_broadcasts
@@ -304,7 +304,7 @@ def accept(view: GroupView, options: Options) -> list[Choice]:
         _check_segments(space, options.target.planned)
     check_size(view)
     row, target = view.of(Kind.REDUCTION)[0], options.target.planned
-    found = parallelism(row.inputs[0], space.axes)
+    found = parallelism_of(view.graph, row.inputs[0], space.axes)
     full = [t for t in view.writes if t.size == prod(space.shape) and t not in space.parts]
     if not full or len(view.nodes) == 1 or space.chunk is not None or (not found.across and found.blocks >= FEW_ROWS):
         return []

@@ -20,7 +20,7 @@ from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
-from fusegraph.lowering.parallelism import LOOKS, Parallelism, keeps_whole, parallelism
+from fusegraph.lowering.parallelism import LOOKS, Parallelism, keeps_whole, parallelism, parallelism_of
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.views import divided
 from fusegraph.ops import TABLE, Op
@@ -85,7 +85,7 @@ def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node
     They have parts of one size: one kernel reads all of them.
     """
     x, axes, target = nodes[0].inputs[0], nodes[0].attributes["axes"], options.target.planned
-    whole = parallelism(x, axes)
+    whole = parallelism_of(graph, x, axes)
     wanted = [size for node in nodes if (size := chunk(graph, node, target)) is not None]
     size = min(wanted or [chunk_of(t, axes, parallelism(t, axes), target) for t in (n.inputs[0] for n in nodes)])
     if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in axes)):
@@ -157,7 +157,7 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
     if not can_be_split(node):
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
-    whole = parallelism(x, axes)
+    whole = parallelism_of(graph, x, axes)
     if not whole.across and _turns(graph, node, x) and whole.blocks < BUSY * target.sms:
         cycles = _estimates(whole, True, target)
         short = cycles[WHOLE] <= cycles[PARTS]
@@ -200,7 +200,7 @@ def of_whole(node: Node) -> bool:
 def returns(graph: Graph, node: Node, target: Target) -> bool:
     """Returns true if one kernel may read what is reduced once, for the reduction and for a large result behind it."""
     x = node.inputs[0]
-    return keeps_whole(parallelism(x, node.attributes["axes"]), target) and _returns(graph, node, x)
+    return keeps_whole(parallelism_of(graph, x, node.attributes["axes"]), target) and _returns(graph, node, x)
 
 
 def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
