@@ -88,7 +88,9 @@ def access(strides: tuple[int, ...], shape: tuple[int, ...], vector: int, operan
 
 def _spreads(operand: Operand, strides: tuple[int, ...], shape: tuple[int, ...], vector: int) -> bool:
     """Tells whether a vector is neighbours in an operand, each of them repeated along the whole last dimension."""
-    if len(shape) == 1 or strides[-1] or strides[-2] != 1 or isinstance(shape[-1], Size) or vector % shape[-1]:
+    if len(shape) == 1 or strides[-1] or strides[-2] != 1 or isinstance(shape[-1], Size):
+        return False
+    if not shape[-1] or vector % shape[-1]:
         return False
     each = vector // shape[-1]
     return each > 1 and shape[-2] % each == 0 and aligned(operand, min(16, each * operand.dtype.itemsize), strides[:-2])

@@ -214,8 +214,8 @@ class VectorsRenderer:
 
     def _held(self, n: int) -> int:
         """Returns how many elements of a load a thread holds for a vector."""
-        vector = self.schedule.vector
-        return {"uniform": 1, "pair": 2, "spread": vector // self.shape[-1]}.get(self.kinds[n], vector)
+        vector, kind = self.schedule.vector, self.kinds[n]
+        return vector // self.shape[-1] if kind == "spread" else {"uniform": 1, "pair": 2}.get(kind, vector)
 
     def _declare(self, loads: list[int]) -> None:
         for n in loads:
