@@ -59,6 +59,17 @@ def joined(g: fg.Graph, x: fg.Tensor) -> fg.Tensor:
     return g.concatenate(x, other, g.slice(x, stops=(x.shape[0], c, h, 2)), axis=3) * scale + bias
 
 
+def windows(shape: tuple[int, ...], dtype: str, side: int) -> fg.Graph:
+    """Builds windows of a shifted image with channels last, made of one with channels first."""
+    g = fg.Graph(f"windows {dtype} {shape}")
+    n, c, h, w = shape
+    x = g.transpose(g.tensor("x", shape, dtype), (0, 2, 3, 1))
+    x = rolled(g, rolled(g, x, side // 2, 1), side // 2, 2)
+    x = g.transpose(g.reshape(x, (n, h // side, side, w // side, side, c)), (0, 1, 3, 2, 4, 5))
+    g.output(g.relu(x), name="y")
+    return g
+
+
 def tiled(graph: fg.Graph) -> Tiling:
     (kernel,) = plan(graph, Options(target=H200)).kernels
     spec: Any = kernel.group.lowered.spec
@@ -83,6 +94,7 @@ def graphs_of(dtypes: tuple[str, ...]) -> list[fg.Graph]:
 def test_reads_across_are_turned(small: None) -> None:
     graphs = [shifts((2, 24, 5, 9), "bfloat16", "NHWC", "NCHW", make) for make in (padded, joined)]
     graphs.append(shifts((2, 13, 6, 7), "float32", "NHWC", "NCHW", lambda g, x: rolled(g, x, 2, 3)))
+    graphs.append(windows((2, 12, 15, 10), "float32", 5))
     for graph in graphs:
         tiling = tiled(graph)
         assert set(tiling.reads) & set(tiling.stages)
@@ -93,6 +105,8 @@ def test_reads_across_are_turned(small: None) -> None:
 def test_reads_of_every_dtype_are_turned(small: None) -> None:
     graphs = graphs_of(("float32", "bfloat16", "float16", "float64", "int8", "int64", "uint8", "bool"))
     graphs += [shifts((2, 16, 6, 5), dtype, "NHWC", "NCHW", joined) for dtype in ("float32", "bfloat16", "float64")]
+    graphs += [windows((2, 9, 8, 12), dtype, 4) for dtype in ("bfloat16", "float64", "int8")]
+    graphs.append(windows((0, 9, 8, 12), "float32", 4))
     check_all(graphs)
 
 
@@ -106,7 +120,7 @@ def test_turned_reads_on_the_gpu() -> None:
         for make in made
         if dtype != "int8" or make is not joined
     ]
-    check_on_gpu(graphs)
+    check_on_gpu([*graphs, windows((64, 32, 56, 56), "float32", 7), windows((3, 96, 28, 28), "bfloat16", 7)])
 
 
 def test_neighbours_are_read_in_vectors() -> None:

@@ -90,16 +90,27 @@ def table_bytes(program: Program, done: Ahead) -> tuple[int, int]:
 def placed(program: Program) -> dict[int, Operand]:
     """Returns the reads of tables at places that follow from an element's coordinates: what they read, as an operand.
 
-    Its strides are those of the index in their position; what else this adds up may be any function of coordinates.
+    Its strides are as if a place that is computed grew with every index that it follows from, as in shifted rows; of
+    what is chosen among several tables they are those that all have in common.
     """
     found = {}
     for k in _alone(program, ()):
         read = program.instructions[k]
         assert isinstance(read, TableRead)
-        above = program.needed(read.args)
-        if read.indexed and isinstance(read.args[1], Index) and not any(isinstance(v, Load) for v in above):
-            table = program.read_by(read)[0]
-            found[k] = Operand(table.name, table.dtype, program.indices[read.args[1].index])
+        if any(isinstance(v, Load) for v in program.needed(read.args)):
+            continue
+        first = 1 + read.indexed
+        steps = [(1, v) for v in read.args[1:first]]
+        if isinstance(read.args[0], Pointer):
+            computed = zip(read.multiples[1:], read.args[first : len(read.args) - read.guarded])
+            steps += [(times, v) for times, value in computed for v in program.needed([value])]
+        strides = [0] * len(program.indices[0]) if program.indices else []
+        for times, v in steps:
+            if isinstance(v, Index):
+                strides = [abs(times) * step + total for step, total in zip(program.indices[v.index], strides)]
+        table = program.read_by(read)[0]
+        if any(strides):
+            found[k] = Operand(table.name, table.dtype, tuple(strides))
     return found
 
 
