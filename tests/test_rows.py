@@ -110,6 +110,33 @@ def test_every_dtype_and_axis(dtype: dt.DType) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8"])
+def test_short_rows_across(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Blocks have many of them, also where rows beside each other are few: those of several groups."""
+    monkeypatch.setattr("codegen.rows.across_schedule.ENOUGH_BLOCKS", 1 / 132)
+    shapes = (((2, 40, 33), 0), ((301, 3, 24), 1), ((77, 8, 16), 1), ((40, 2, 9), 1), ((1, 513), 0), ((5, 1000), 0))
+    graphs = [reductions_of(shape, axis, dtype) for shape, axis in shapes]
+    if dtype != "int8":
+        graphs += [softmax_of(shape, axis, dtype) for shape, axis in shapes]
+    assert any(one_kernel(g).choice.schedule.threads >= 256 for g in graphs)
+    check_all(graphs)
+
+
+def test_few_elements_are_read_at_once() -> None:
+    """Every block has enough threads: there are many."""
+    for shape, axis in (((2, 1408, 4224), 0), ((64000, 8, 16), 1), ((6400, 8, 512), 1)):
+        kernel = one_kernel(reductions_of(shape, axis, "bfloat16", ("avg",)))
+        best = best_schedule(kernel.group.lowered.spec, target("h200"))
+        assert isinstance(best, RowsSchedule)
+        assert best.across
+        assert best.threads >= 128
+
+
+def test_one_kernel_normalizes_short_rows() -> None:
+    assert len(plan(softmax_of((4, 1024, 4096), 0, "bfloat16")).kernels) == 1
+
+
+@pytest.mark.slow
 def test_layouts() -> None:
     shape = (2, 8, 4, 16)
     strides = [(1024, 128, 32, 2), (512, 1, 128, 8), (1, 2, 16, 64), (512, 64, 0, 1), (640, 80, 20, 1)]

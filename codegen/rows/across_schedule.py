@@ -203,8 +203,7 @@ def _plain(of: _Across, itype: str) -> Iterator[RowsSchedule]:
 
 def _widened(of: _Across, side: int, lanes: int) -> int:
     """Returns as many threads side by side as blocks need that have few, because rows are short."""
-    most = min(BLOCK_THREADS // lanes, power(of.space.outer[-1]) // of.vector)
-    while 2 * side <= most and of.blocks(2 * side) >= ENOUGH_BLOCKS * of.target.sms:
+    while 2 * side * lanes <= BLOCK_THREADS and of.blocks(2 * side) >= ENOUGH_BLOCKS * of.target.sms:
         side *= 2
     return side
 

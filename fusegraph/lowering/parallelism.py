@@ -18,6 +18,8 @@ FEW_ROWS, LONG_BYTES = 16, 512 << 10
 COLUMN_BYTES = 64
 #: Bytes that a block keeps of what it reads, and how often a kernel reads what it does not keep.
 KEPT_BYTES, LOOKS = 64 << 10, 3
+#: Where rows are short, and blocks enough, these have as many rows as make so many bytes.
+SHORT_BYTES = 16 << 10
 #: Bytes of such rows that a block reads in a cycle, and a multiprocessor with many blocks, of which it has at most so
 #: many; cycles for which each of them waits, alone or in a cluster.  Fits to the times of norms of channels.
 BLOCK_RATE, COLUMN_RATE, MOST_RESIDENT = 8.0, 33.0, 8
@@ -45,10 +47,12 @@ class Parallelism:
         """Returns the cycles that a kernel across rows takes which needs each element so often, clusters included."""
         every = self.blocks * self.bytes_each
         memory = every / target.bytes_per_cycle
+        enough = MOST_RESIDENT * target.sms
+        wide = max(1, min(SHORT_BYTES // max(self.bytes_each, 1), self.blocks // enough))
         found = []
         for cluster in clusters_of(target):
-            each = self.bytes_each / cluster
-            turns = -(-self.blocks // clusters_at_once(target, cluster))
+            each = wide * self.bytes_each / cluster
+            turns = -(-self.blocks // (wide * clusters_at_once(target, cluster)))
             kept = each <= KEPT_BYTES
             room = int(2 * KEPT_BYTES / max(each, 1)) if kept else turns
             resident = max(1, min(MOST_RESIDENT, turns, room)) if cluster == 1 else 1
