@@ -48,6 +48,16 @@ def gradients(shape: tuple[int, ...], dtype: str, window: int, stride: int, **la
     return g
 
 
+def uneven(shape: tuple[int, ...], dtype: str, size: tuple[int, ...]) -> fg.Graph:
+    g = fg.Graph(f"uneven {shape} {dtype} {size}")
+    x, b = g.tensor("x", shape, dtype), g.tensor("b", (1, shape[1], *(1 for _ in shape[2:])), dtype)
+    g.output(g.adaptive_max_pool(x, size) + b, name="max")
+    if dtype != "int8":
+        g.output(g.adaptive_avg_pool(g.relu(x + b), size), name="mean")
+        g.output(g.adaptive_max_pool_index(x, size), name="index")
+    return g
+
+
 def run_staged(monkeypatch: pytest.MonkeyPatch, cases: Sequence[tuple[fg.Graph, dict[str, int]]]) -> None:
     """Runs graphs of one pool kernel each with tiles of the given sizes, in vectors if several neighbours suit."""
     made = []
@@ -72,6 +82,42 @@ def run_staged(monkeypatch: pytest.MonkeyPatch, cases: Sequence[tuple[fg.Graph, 
     for executable in made:
         result = check_executable(executable, random_inputs(executable.graph, special=0.02))
         assert result.ok, f"{executable.graph.name}: {result}"
+
+
+def test_planes_with_uneven_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [
+        (uneven((3, 7, 7, 7), "bfloat16", (6, 6)), {"planes": 4, "band": 6}),
+        (uneven((2, 5, 9, 11), "float32", (4, 7)), {"planes": 3, "band": 4, "wide": 1}),
+    ]
+    run_staged(monkeypatch, cases)
+
+
+@pytest.mark.slow
+def test_planes_with_uneven_windows_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((2, 3, 9, 13), (4, 7)), ((2, 3, 5, 12), (3, 24)), ((2, 3, 6, 9), (12, 4)), ((1, 9, 13), (5,)),
+        ((1, 2, 5, 7, 6), (3, 3, 4)), ((1, 1, 3, 5), (2, 2)),
+    ]  # fmt: skip
+    run_staged(
+        monkeypatch,
+        [
+            (uneven(shape, dtype, size), {"planes": planes, "band": size[-2] if len(size) > 1 else size[0]})
+            for shape, size in shapes
+            for dtype, planes in (("float32", 2), ("bfloat16", 1), ("float64", 3), ("int8", 4))
+        ],
+    )
+
+
+def test_small_uneven_windows_are_staged() -> None:
+    def staged(shape: tuple[int, ...], size: int, **layout: Any) -> bool:
+        g = fg.Graph("g")
+        g.output(g.adaptive_avg_pool(g.tensor("x", shape, "bfloat16", **layout), size), name="y")
+        return isinstance(best_schedule(plan(g).kernels[0].group.lowered.spec, target("h200")), StagedSchedule)
+
+    assert staged((64, 624, 7, 7), 6)
+    assert not staged((64, 624, 7, 7), 6, **NHWC)
+    assert not staged((64, 32, 56, 56), 5)  # columns are folded first
+    assert not staged((1, 3, 255, 255), 3)  # threads share windows
 
 
 def test_tiles_of_planes_and_bands(monkeypatch: pytest.MonkeyPatch) -> None:

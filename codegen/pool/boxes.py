@@ -1,7 +1,7 @@
 """What a block of a staged pool kernel makes, and what it reads for it: boxes of operands, in shared memory run by run.
 
 A block takes ``planes`` neighbours of the last dimension without windows, ``band`` positions of the last window but one
-(of the only one), and all positions of the last one.
+(of the only one), and all positions of the last one, and of every one whose windows have different sizes.
 """
 
 from __future__ import annotations
@@ -121,17 +121,25 @@ class Tiles:
         self.shift: list[int] = []
         banded = max(0, len(space.windows) - 2)
         for k, (d, window) in enumerate(space.windows):
-            assert not isinstance(window, Adaptive)
+            if isinstance(window, Adaptive):
+                self.size[d] = space.outer[d]
+                self._reached(window.size, 0, 0)
+                continue
             wanted = window.unit if k < banded else s.band if k == banded else space.outer[d]
             self.size[d] = _at_most(wanted, space.outer[d])
             assert self.size[d] % window.unit == 0 or self.size[d] == space.outer[d]
-            whole = self.size[d] == space.outer[d]
-            self.reach.append(window.size if whole else window.span(self.size[d]))
-            self.fresh.append(0 if whole else window.fresh(self.size[d]))
-            self.shift.append(0 if whole else window.shift)
+            if self.size[d] == space.outer[d]:
+                self._reached(window.size, 0, 0)
+            else:
+                self._reached(window.span(self.size[d]), window.fresh(self.size[d]), window.shift)
         program = space.program
         self.loads = {n: box for n in space.taps if (box := self._load(program.loads[n])) is not None}
         self.stores = {n: box for n, x in enumerate(program.stores) if (box := self._store(x.operand)) is not None}
+
+    def _reached(self, reach: int, fresh: int, shift: int) -> None:
+        self.reach.append(reach)
+        self.fresh.append(fresh)
+        self.shift.append(shift)
 
     @property
     def edges(self) -> list[Edge]:

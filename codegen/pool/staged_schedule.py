@@ -14,7 +14,7 @@ from codegen.expr import Result
 from codegen.pool.boxes import Box, StagedSchedule, Tiles
 from codegen.pool.schedule import PoolSchedule, is_strip
 from codegen.pool.space import Space, index_type, normalize, patches, steps, widest, width
-from codegen.pool.steps import THREADS
+from codegen.pool.steps import THREADS, planes_of_block
 from codegen.spec import PoolSpec
 from codegen.target import Target
 from codegen.windows import Adaptive, Covering, Sliding
@@ -33,6 +33,8 @@ MEMORY, RUN_BYTES, SHORT_RUN = 0.9, 128, 0.15
 BEGIN, LATENCY, ENDS = 3800, 2000, 2.1
 #: Windows with an element in common from which on neighbouring threads had better read it from shared memory.
 SHARED_WINDOWS = 5
+#: Most elements of windows of different sizes that a thread folds alone.
+UNEVEN = 64
 #: How many schedules are worth trying.
 MOST_TRIED = 6
 #: How many of them also with blocks that take tiles in turn.
@@ -44,8 +46,11 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[StagedSchedule]:
     if not target.arch.has_cp_async:
         raise Declined(f"{target.arch.name} has no asynchronous copies")
     space = normalize(spec)
-    if not space.windows or any(isinstance(w, Adaptive) for _, w in space.windows):
-        raise Declined("there are no windows of one form")
+    if not space.windows:
+        raise Declined("there are no windows")
+    uneven = any(isinstance(w, Adaptive) for _, w in space.windows)
+    if uneven and (space.inner or prod(w.count for _, w in space.windows) > UNEVEN or planes_of_block(spec, target)):
+        raise Declined("windows of different sizes are large, or not along neighbours in memory")
     if not prod(space.outer) * prod(w.size for _, w in space.windows):
         raise Declined("there is nothing to fold")
     if _alone(space):
@@ -87,7 +92,7 @@ def every(space: Space) -> Iterator[StagedSchedule]:
     side = space.outer[free[-1]] if free else 1
     across = [s.operand.strides for s in space.program.stores if free and s.operand.strides[free[-1]] == 1]
     (banded, tall), (last, _) = space.windows[max(0, len(space.windows) - 2)], space.windows[-1]
-    assert not isinstance(tall, Adaptive)
+    unit = space.outer[banded] if isinstance(tall, Adaptive) else tall.unit
 
     @cache
     def brought(planes: int, band: int) -> int:
@@ -101,7 +106,7 @@ def every(space: Space) -> Iterator[StagedSchedule]:
         for rows in patches(space, 2, (1, 2, 4, 6, 8)):
             if rows * cols * vector * len(space.program.reductions) > KEPT and (rows, cols) != (1, 1):
                 continue
-            each = lcm(tall.unit, cols if banded == last else rows)
+            each = lcm(unit, cols if banded == last else rows)
             seen = set()
             for nbytes in TILE_BYTES:
                 for planes in _planes(space, side, vector, bool(across)):
@@ -210,8 +215,10 @@ class _Work:
                 offset = position * box.steps.get(d, 0)
                 for k, (dim, window) in enumerate(self.space.windows):
                     if dim == d:
-                        assert not isinstance(window, Adaptive)
-                        source = position * window.fresh(window.unit) // window.unit
+                        if isinstance(window, Adaptive):
+                            source = position * window.size // window.positions
+                        else:
+                            source = position * window.fresh(window.unit) // window.unit
                         offset += source * box.steps.get(self.space.rank + k, 0)
                 along.append(offset)
             found = [offset + inner for offset in along for inner in found]
