@@ -25,6 +25,7 @@ H200 = target("h200")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets small tensors take the tiles of large ones."""
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_ELEMENTS", 1)
+    monkeypatch.setattr(pointwise_tiling, "ENOUGH_READS", 1)
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_BLOCKS", 1 / 132)
     monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1 / 132)
 
@@ -115,7 +116,7 @@ def test_turned_reads_on_the_gpu() -> None:
     made: list[Make] = [padded, joined, lambda g, x: rolled(g, x, 9, 3), lambda g, x: rolled(g, x, 5, 1)]
     graphs = [
         shifts(shape, dtype, "NHWC", "NCHW", make)
-        for shape in ((8, 216, 28, 28), (5, 33, 28, 27))
+        for shape in ((8, 216, 28, 28), (15, 33, 28, 27))
         for dtype in ("float32", "bfloat16", "int8")
         for make in made
         if dtype != "int8" or make is not joined
@@ -125,10 +126,16 @@ def test_turned_reads_on_the_gpu() -> None:
 
 def test_neighbours_are_read_in_vectors() -> None:
     def accesses(channels: int, dtype: str = "bfloat16") -> list[int]:
-        graph = shifts((8, channels, 28, 28), dtype, "NHWC", "NCHW", lambda g, x: rolled(g, x, 9, 3))
+        graph = shifts((16, channels, 28, 28), dtype, "NHWC", "NCHW", lambda g, x: rolled(g, x, 9, 3))
         return [stage.vector for stage in tiled(graph).stages.values()]
 
     assert accesses(216) == [8]
     assert accesses(36) == [4]
     assert accesses(33) == [1]
     assert accesses(216, "float32") == [4]
+
+
+def test_few_elements_are_read_in_place() -> None:
+    graph = shifts((8, 32, 14, 14), "bfloat16", "NHWC", "NCHW", lambda g, x: rolled(g, x, 5, 3))
+    (kernel,) = plan(graph, Options(target=H200)).kernels
+    assert not isinstance(best_schedule(kernel.group.lowered.spec, H200), TilesSchedule)

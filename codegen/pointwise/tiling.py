@@ -23,8 +23,9 @@ from codegen.records import once
 from codegen.spec import PointwiseSpec
 from codegen.target import Target
 
-#: Smaller spaces are read in place: tiles would leave most of a GPU idle.
-ENOUGH_ELEMENTS = 2**15
+#: Smaller spaces are read in place: tiles would leave most of a GPU idle.  Reads of tables alone are not turned in some
+#: that are larger, where caches have what neighbouring threads read of the same sectors.
+ENOUGH_ELEMENTS, ENOUGH_READS = 2**15, 2**18
 #: Bounds on the tiles of a block: bytes of all turned operands, bytes of one operand; bytes and accesses of a thread
 #: that are in flight together for one operand.
 SHARED_BYTES = 32768
@@ -252,7 +253,9 @@ def best_tiles(spec: PointwiseSpec, target: Target) -> TilesSchedule | None:
     """Returns the best guess at tiles; None if no operand is turned or the space is small."""
     orders = _orders(spec)
     shape, program = rebase(spec.program, spec.shape, orders[0])
-    if prod(shape) < ENOUGH_ELEMENTS or not any(_across(op, shape) for op in _every(program)):
+    across = any(_across(op, shape) for op in program.operands)
+    reads = prod(shape) >= ENOUGH_READS and any(_across(op, shape) for op in _every(program))
+    if prod(shape) < ENOUGH_ELEMENTS or not (across or reads):
         return None
     # Shifting words takes arithmetic, which costs less than moving one or two bytes at a time.
     kinds = (False, True) if min(op.dtype.itemsize for op in program.operands) < LEAST else (False,)
