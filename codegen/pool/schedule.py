@@ -28,6 +28,8 @@ UNROLL = 4
 #: Cycles until memory answers a thread's loads that are in flight together, and for each of them: fits to the times of
 #: few windows.  Cycles that the threads of a window take to combine what they have; a multiprocessor's threads.
 LATENCY, EACH, COMBINE, RESIDENT = 700.0, 280.0, 800.0, 1024
+#: By how much reading single sectors of large tensors takes longer than reading long runs.
+SHORT_RUN = 0.5
 #: Threads share windows where this is estimated to take at most this share of the time without, and to save so much.
 CLEARLY, LEAST_SAVED = 0.75, 1500.0
 
@@ -161,7 +163,11 @@ def _cycles(space: Space, s: PoolSchedule, target: Target) -> float:
     waits = turns * (-(-loads // depth) * LATENCY + loads * EACH + combine)
     shape = (*space.outer, *(window.size for _, window in space.windows))
     nbytes = sum(op.dtype.itemsize * prod(n for n, t in zip(shape, op.strides) if t) for op in space.program.operands)
-    return hypot(waits, nbytes / (target.memory_share * target.bytes_per_cycle))
+    memory = nbytes / (target.memory_share * target.bytes_per_cycle)
+    if s.lanes > 1 and space.inner and nbytes > target.l2_share(0.5):
+        beside = THREADS // s.lanes * s.vector * min(space.program.loads[n].dtype.itemsize for n in space.taps)
+        memory *= 1 + SHORT_RUN * SECTOR_BYTES / beside
+    return hypot(waits, memory)
 
 
 def _powers(space: Space, back: int, most: int) -> list[int]:
