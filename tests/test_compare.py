@@ -303,7 +303,7 @@ def test_a_librarys_attention_may_round_the_operands_of_its_gradients():
     lowered = SimpleNamespace(spec=None)
     groups = (SimpleNamespace(family="cudnn", lowered=lowered, nodes=graph.nodes),)
     partition = SimpleNamespace(groups=groups, materialized=frozenset())
-    notes = {key: {} for key in ("counterparts", "copies", "algorithms", "namesakes", "joined")}
+    notes = {key: {} for key in ("counterparts", "copies", "algorithms", "namesakes", "joined", "unscaled")}
     plan = SimpleNamespace(partition=partition, kernels=(), **notes)
     rounding = rounding_of(SimpleNamespace(plan=plan))
     assert all(c.ok for c in compare(graph, inputs, result(bfloat16.numpy), rounding, slack=LIBRARY_SLACK))

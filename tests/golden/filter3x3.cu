@@ -1,7 +1,7 @@
 // filter3x3_kernel: 2 nodes in one kernel
 //     filtered = conv_fprop(photo, weights, padding=((1, 1), (1, 1)), mode='convolution')
 //     y = clamp(filtered, min=0.0, max=1.0)
-// direct convolution, 3 x 3 taps; a thread 4 x 4 outputs
+// direct convolution, 3 x 3 taps; a thread 8 x 4 outputs
 #include "math.cuh"
 #include "memory.cuh"
 #include "strip.cuh"
@@ -13,9 +13,9 @@ extern "C" __global__ void __launch_bounds__(128) filter3x3_kernel(
     float* __restrict__ y)
 {
     const int32 at = int32(blockIdx.x) * 128 + threadIdx.x;
-    if (at >= 388800) return;
-    const int32 image = at / 129600;
-    const int32 row = at / 480 % 270 * 4;
+    if (at >= 194400) return;
+    const int32 image = at / 64800;
+    const int32 row = at / 480 % 135 * 8;
     const int32 col = at % 480 * 4;
     float weights[1][3][3];
     #pragma unroll
@@ -27,22 +27,22 @@ extern "C" __global__ void __launch_bounds__(128) filter3x3_kernel(
     }
 
     const float* corner = photo + image * 2073600 + row * 1920 + col;
-    Strip<float, 1, 4, 1> line[6];
+    Strip<float, 1, 4, 1> line[10];
     #pragma unroll
-    for (int iy = 0; iy < 6; ++iy) {
+    for (int iy = 0; iy < 10; ++iy) {
         line[iy] = load_strip<1, 4, 1>(uint32(row + iy - 1) < 1080, corner + (iy - 1) * 1920, int32(col), int32(1920));
     }
 
-    float sum[1][4][4] = {};
+    float sum[1][8][4] = {};
     #pragma unroll
-    for (int iy = 0; iy < 6; ++iy) {
+    for (int iy = 0; iy < 10; ++iy) {
         float under[6];
         #pragma unroll
         for (int ix = 0; ix < 6; ++ix) {
             under[ix] = line[iy][ix];
         }
         #pragma unroll
-        for (int p = 0; p < 4; ++p) {
+        for (int p = 0; p < 8; ++p) {
             if (!(iy - p >= 0 && iy - p < 3)) continue;  // no tap of output row p meets this row
             const int kr = iy - p;
             #pragma unroll
