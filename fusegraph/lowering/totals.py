@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
+from codegen.combiners import ADD
 from codegen.contraction.totals import MOST_ROWS
 from codegen.declined import Declined
 from codegen.expr import Operand
@@ -21,6 +22,7 @@ from fusegraph.graph import Node, Tensor
 from fusegraph.lowering import prologue
 from fusegraph.lowering.base import GroupView, Options
 from fusegraph.lowering.convolution import Product
+from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.program import broadcasts_to
 from fusegraph.ops.base import Kind, Role
 
@@ -40,7 +42,9 @@ def check(view: GroupView, anchor: Node, found: Product | None) -> None:
         plain = anchor.op.role is Role.MATMUL and "parts" not in anchor.attributes and found is not None
         few = plain and not prod(found.batch) > 1 and most(prod(found.rows)) <= MOST_ROWS  # type: ignore[union-attr]
         along = node.attributes["axes"] == (x.rank - 1,) and x.shape == a.shape
-        if node.attributes["mode"] not in ("add", "avg") or not node.attributes["keepdims"] or not few or not along:
+        mode = mode_of(node)
+        added = mode.combiner is ADD and mode.before is None and node.attributes["keepdims"]
+        if not (added and few and along):
             raise Declined(f"{node.op.name} {node.name!r} is not a total of few rows of {anchor.name!r}'s operand")
         if {x.dtype, node.output.dtype, view.graph.compute_dtype} != {float32}:
             raise Declined(f"{node.name!r} adds up {x.dtype.name} to {node.output.dtype.name}: totals are of float32")
