@@ -234,6 +234,13 @@ def test_weights_of_one_row_in_float32_stay_as_they_are_stored() -> None:
         check_plan(case, machine)
 
 
+def test_rows_of_one_word() -> None:
+    case = Case("int32 4", 7, 23, 8, True, False, False, False, (23, 1), "uint8", False, True, False, "float16", 64)
+    check([case])
+    for machine in MACHINES:
+        check_plan(case, machine)
+
+
 @pytest.mark.slow
 @settings(HOW, max_examples=2)
 @given(st.lists(cases(), min_size=8, max_size=8))

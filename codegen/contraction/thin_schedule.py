@@ -222,13 +222,13 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
 
 
 def _row_bytes(way: TilePath, paths: ThinPaths) -> float:
-    """Returns the bytes of memory that a row takes."""
+    """Returns the bytes of memory that a row takes, at least one: all of its terms may be in a single word."""
     total = 0.0
     for n, op in enumerate(way.gather.operands):
         steps = source_steps(way, n)[2]
         varying = prod(size for size, step in zip(way.inner, steps) if step)
         total += varying * op.dtype.itemsize if any(steps) else 0
-    return total
+    return max(total, 1.0)
 
 
 def _effort(way: TilePath, piece: int) -> float:
