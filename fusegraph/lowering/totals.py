@@ -45,7 +45,7 @@ def check(view: GroupView, anchor: Node, found: Product | None) -> None:
         mode = mode_of(node)
         added = mode.combiner is ADD and mode.before is None and node.attributes["keepdims"]
         if not (added and few and along):
-            raise Declined(f"{node.op.name} {node.name!r} is not a total of few rows of {anchor.name!r}'s operand")
+            raise Declined(f"{node.op.name} {node.name!r} is not pointwise")
         if {x.dtype, node.output.dtype, view.graph.compute_dtype} != {float32}:
             raise Declined(f"{node.name!r} adds up {x.dtype.name} to {node.output.dtype.name}: totals are of float32")
         if node.output in view.writes:
