@@ -255,3 +255,10 @@ def test_command(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert main([*command, *more]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_nothing_measured(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegraph.runtime.driver.unavailable_reason", lambda: "no driver; use engine='cpu'")
+    monkeypatch.setattr(Decodings, "measure", lambda *_: iter(()))
+    assert main(["bench", "--suite", "decode", "--modes", "at7", "--minutes", "2"]) == 1
+    assert "nothing was measured within 2 minutes" in capsys.readouterr().out

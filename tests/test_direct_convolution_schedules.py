@@ -225,3 +225,15 @@ def _tiles_over(spec: DirectConvolutionSpec) -> np.ndarray[Any, Any]:
     )
     memory[np.broadcast_to(places, sizes)] = every
     return memory
+
+
+@pytest.mark.parametrize("width", [257, 2592, 20000])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_wide_images(lead: tuple[int, ...], width: int):
+    """Tiles of channels have as many columns as a block has threads for, however wide an image is."""
+    case = (2, 48, *lead, width), (48, 1, *(1 for _ in lead), 3)
+    graph, family, _ = _convolution(*case, "float16", layout="channels_last", padding=(*(0 for _ in lead), 1))
+    assert family == "direct_convolution"
+    tiles = schedules.channels(spec_of(Case(graph)), PORTABLE)
+    assert tiles
+    assert all(s.columns * s.lanes <= schedules.THREADS for s in tiles)

@@ -268,9 +268,8 @@ def _channels_schedules(spec: DirectConvolutionSpec, narrowest: int) -> Iterator
             wide = max(1, 128 // spec.x.dtype.itemsize // vector)  # lanes for 128 contiguous bytes
             most, *_ = _halves(min(32, wide), -(-spec.groups // vector))
             for lanes in (max(1, most // n) for n in powers(narrowest)):
-                for columns in sorted({-(-width // n) for n in range(1, 33)}):
-                    if columns * lanes <= THREADS:
-                        yield ChannelsSchedule(rows, columns, lanes, vector, itype)
+                for columns in sorted({min(-(-width // n), THREADS // lanes) for n in range(1, 33)}):
+                    yield ChannelsSchedule(rows, columns, lanes, vector, itype)
 
 
 def tiled_cycles(spec: DirectConvolutionSpec, s: TiledSchedule, target: Target) -> float:

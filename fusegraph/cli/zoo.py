@@ -63,8 +63,8 @@ def zoo(
     Without a GPU it takes small models on the cpu engine, but for the zoo, and times first calls alone.
 
     The JSON file keeps the rows, a folder beside it the compilers' caches until all is done; the same command goes on
-    from them.  Returns 1 if a model does not run on fusegraph, else 0.  Raises FusegraphError without torch or for a
-    wrong option, DeviceError without a GPU for inference.
+    from them.  Returns 1 if a model does not run on fusegraph, or none was measured, else 0.  Raises FusegraphError
+    without torch or for a wrong option, DeviceError without a GPU for inference.
     """
     check_torch(suite)
     beside = names_of("--peers", ",".join(peers or _PEERS), _PEERS) != ["none"]
@@ -94,6 +94,9 @@ def zoo(
         rows = [made.rows[task.name] for task in wanted if task.name in made.rows]
         if file is not None and len(rows) == len(wanted) and all(row.timed for row in rows):
             shutil.rmtree(folder, ignore_errors=True)
+    if not rows:
+        say(f"nothing was measured within {minutes:g} minutes; the same command goes on")
+        return NOT_OK
     from fusegraph.bench.zoo.figures import DECODING, INFERENCE, TRAINING, text
 
     say(text(rows, {"training": TRAINING, "decode": DECODING}.get(suite, INFERENCE)))

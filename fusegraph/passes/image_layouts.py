@@ -22,6 +22,8 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced, same
 
 #: What is chosen, for all images of a graph.
 NAME = "images with channels last"
+#: How many times as long images that are left must be estimated to take to be made: what turns others is not counted.
+CLEARLY = 1.3
 #: Convolutions, and movement whose operands and result have one kind of axes.
 _CONVOLUTIONS = (Role.FPROP, Role.DGRAD, Role.WGRAD)
 _KEEP_AXES = (Role.SLICE, Role.PAD, Role.CONCATENATE)
@@ -40,7 +42,7 @@ def lay_out_images(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         return same(graph)
     convolutions = [n for n in graph.nodes if n.op.role in _CONVOLUTIONS]
     made, left = (_cycles(graph, convolutions, lying, options) for lying in (placed, {}))
-    preferred = LEFT if made is not None and left is not None and left < made else MADE
+    preferred = LEFT if made is not None and left is not None and left < CLEARLY * made else MADE
     choice = weigh(NAME, convolutions[0].name, {MADE: made, LEFT: left}, preferred, options.settled)
     rewritten = same(graph) if choice.taken == LEFT else replaced(graph, lambda _: None, Rewrite.take_over, placed)
     return replace(rewritten, choices=(choice,))
