@@ -88,13 +88,14 @@ def test_forms():
     compile_for("sm_90a", [normed(16, 2048, 16384, count=2), normed(1, 2048, 64)], target=target("sm_90a"))
 
 
-def test_of_warpgroups():
-    """The same products where a warpgroup multiplies, of whose 64 rows few exist."""
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_of_warpgroups(blocks: int):
+    """The same products where a warpgroup multiplies, of whose 64 rows few exist, or one of each block of a cluster."""
 
     def by_tma(spec: Any) -> WgmmaSchedule | None:
-        return schedules(spec, target("sm_90a"))[0] if spec.totals else None
+        return next(s for s in schedules(spec, target("sm_90a")) if s.split_k == blocks) if spec.totals else None
 
-    sizes = ((1, 256, 96, 2), (16, 136, 64, 1), (3, 1024, 40, 1))
+    sizes = ((1, 1024, 96, 2), (16, 1160, 64, 1), (3, 1024, 40, 1))
     graphs = [normed(m, k, n, count=count, scaled=False) for m, k, n, count in sizes]
     made = check_cases([Case(g, schedule=by_tma, arch="sm_90a") for g in graphs])
     assert all(isinstance(exe.plan.kernels[-1].choice.schedule, WgmmaSchedule) for exe in made)
