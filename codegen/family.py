@@ -66,15 +66,11 @@ class Form(Generic[SpecT, ScheduleT]):
 
 @dataclass(eq=False)
 class Family(Generic[SpecT]):
-    """A class of specifications and its forms, in order of preference: a spec gets the first form that takes it.
-
-    tries_all  whether schedules of the forms behind that one are worth trying, too.
-    """
+    """A class of specifications and its forms, in order of preference: a spec gets the first form that takes it."""
 
     name: str
     spec: type[SpecT]
     forms: tuple[Form[SpecT, Any], ...]
-    tries_all: bool = False
 
     def schedules(self, spec: SpecT, target: Target) -> Iterator[Schedule]:
         """Yields the schedules worth trying, best first.  Raises Declined, with the last reason, if no form fits."""
@@ -86,10 +82,9 @@ class Family(Generic[SpecT]):
                     yield schedule
             except Declined as reason:
                 last = reason
-            if found and not self.tries_all:
+            if found:
                 return
-        if not found:
-            raise last
+        raise last
 
     def declined(self, spec: SpecT, target: Target) -> dict[str, str]:
         """Returns by name why the forms in front of the one that a spec gets do not take it."""

@@ -95,8 +95,7 @@ class _Renderer:
         lane = f"lane / {LANES}"
         self.wide.prepare(lane if self.first == "0" else f"{self.first} + {lane}")
         self.thin.prepare(lane)
-        if self.totals:
-            self.totals.declare()
+        self.totals.declare()
         self._mainloop()
         w.line(FROM_HERE)
         self._results()
@@ -143,8 +142,7 @@ class _Renderer:
             with w.scope():
                 c = w.each("c", count)
                 w.line(f"{f'if ({exists(begin, c)}) ' if whole else ''}{name}({c}, {begin});")
-        if self.totals:
-            self.totals.add_up()
+        self.totals.add_up()
         with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {step})"), w.scope():
             c = w.each("c", s.pieces)
             with w.block(f"if ({exists('k', c)})", when=whole and c != "0"):
@@ -212,8 +210,7 @@ class _Renderer:
                 place = "[large][few]" if staged.by_rows == paths.first else "[few][large]"
                 product = f"block / {tiles * columns}" if paths.products > 1 else "0"
                 w.line(f"sums[{product}]{place} = whole[e];")
-        if self.totals:
-            self.totals.finish()
+        self.totals.finish()
         w.line("__syncthreads();")
         for number in range(paths.products):
             w.line(f"auto& {staged.name(number)} = sums[{number}];")

@@ -80,8 +80,10 @@ class Totals:
 
     def finish(self) -> None:
         """Writes how threads add up the sums of warps; between two barriers."""
-        count = len(self._prologues)
-        with self.w.block(f"for (int i = t; i < {count * most(self.rows)}; i += {self.threads})"):
+        if not self:
+            return
+        count = len(self._prologues) * most(self.rows)
+        with self.w.block(f"for (int i = t; i < {count}; i += {self.threads})"):
             self.w.line("float total = 0;")
             at = f"[i / {most(self.rows)}][i % {most(self.rows)}]"
             self.w.unrolled_line(f"for (int n = 0; n < {self.warps}; ++n) total += {self._parts}{at}[n];")
