@@ -17,6 +17,10 @@ from codegen.naming import Names, Writer
 from codegen.partials import Sink
 from codegen.spec import Limit
 
+#: Runs whose operands a thread loads together, at most, and their elements; instructions of programs that are short
+#: enough for so many; and bytes of operands that it holds.
+MOST_RUNS, MOST_TOGETHER, SHORT_PROGRAM, MOST_HELD = 8, 32, 6, 128
+
 
 def operand_value(operand: Operand, text: str, accumulate: str) -> str:
     """Returns the C expression of an operand's element in the accumulator's type (integers modulo 2^32 or 2^64)."""
@@ -203,22 +207,53 @@ class Epilogue:
         """Whether some operands differ from result to result; call it after `scalars`."""
         return any(Load(n) not in self._terms for n in range(len(self.program.loads)))
 
-    def declare(self, count: int, runs: int) -> dict[int, str]:
-        """Declares arrays for ``runs`` runs of ``count`` elements of the loads that differ; returns their C names."""
+    def together(self, run: Run) -> int:
+        """Returns of how many runs a thread loads the operands together; call it after `scalars`.
+
+        Longer programs of fewer elements: their code has a copy for each.
+        """
+        loads = [op for n, op in enumerate(self.program.loads) if Load(n) not in self._terms]
+        held = sum(op.dtype.itemsize * (run.count if op.strides[run.along] else 1) for op in loads)
+        most = MOST_TOGETHER if len(self.program.instructions) <= SHORT_PROGRAM else MOST_TOGETHER // 2
+        return max(1, min(MOST_RUNS, most // run.count, MOST_HELD // held)) if held else 1
+
+    def declare(self, run: Run, runs: int) -> dict[int, str]:
+        """Declares arrays for so many runs of the loads that differ, with an element of those that are the same along
+        a run; returns their C names.
+        """
         found = {}
         for n, operand in enumerate(self.program.loads):
             if Load(n) not in self._terms:
                 found[n] = self.names.unique(operand.name, "_v")
+                count = run.count if operand.strides[run.along] else 1
                 self.w.line(f"Vector<{operand.dtype.ctype}, {count}> {found[n]}[{runs}];")
         return found
 
-    def bring(self, position: Sequence[str], run: Run, vectors: Mapping[int, str]) -> None:
-        """Writes the loads of a run, all of whose elements may be read, to ``vectors``, as `results` is given them."""
-        at = _At(position, run)
+    def bring(self, position: Sequence[str], run: Run, vectors: Mapping[int, str], inside: str = "") -> None:
+        """Writes the loads of a run to ``vectors``, as `results` is given them.
+
+        All of its elements may be read, under the condition ``inside`` if there is one.
+        """
+        at, single = _At(position, run), []
+        for n, name in vectors.items():
+            operand, pointer = self.program.loads[n], self.pointers.loads[n]
+            step = operand.strides[run.along]
+            if run.missing is None and (not step or run.count == 1 or self.wide(operand, run.count, run.along)):
+                count = run.count if step else 1
+                source = f"load<{count}>({pointer} + {at.first(operand.strides)})"
+                none = f"Vector<{operand.dtype.ctype}, {count}>{{}}"
+                self.w.line(f"{name} = {f'{inside} ? {source} : {none}' if inside else source};")
+            elif not step:
+                self.w.line(f"{name}[0] = {pointer}[{at.offset(operand.strides)}];")
+            else:
+                single.append((n, name, operand.dtype.ctype))
+        if not single:
+            return
         with self.w.scope():
             self.w.each(run.element, run.count, "int")
-            for n, name in vectors.items():
+            for n, name, ctype in single:
                 element = f"{self.pointers.loads[n]}[{at.offset(self.program.loads[n].strides)}]"
+                element = f"{inside} ? {element} : {ctype}{{}}" if inside else element
                 self.w.line(f"{name}[{run.element}] = {element};")
 
     def _load(self, at: _At, run: Run, vectors: dict[int, str]) -> None:
@@ -244,8 +279,8 @@ class Epilogue:
         for n, operand in enumerate(self.program.loads):
             if Load(n) not in terms:
                 element = f"{self.pointers.loads[n]}[{at.offset(operand.strides)}]"
-                if at.run and n in vectors:
-                    element = f"{vectors[n]}[{at.run.element}]"
+                if n in vectors:
+                    element = f"{vectors[n]}[{at.run.element if at.run and operand.strides[at.run.along] else 0}]"
                 terms[Load(n)] = constant(self.w, self.names, self.program, n, element, "_e")
         return terms | {Index(n): f"int32({at.offset(x)})" for n, x in enumerate(self.program.indices)}
 

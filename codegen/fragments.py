@@ -10,7 +10,7 @@ staged  the sums go to shared memory; then threads side by side run the program 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -156,11 +156,11 @@ class ResultFragments:
         if self.at.cols[-1] % 2 == 0 or len(self.at.cols) == 1:
             missing = (lambda e: pairs.outside(f"n + {e}")) if pairs.ragged else None
             run = Run(2, len(self.at.shape) - 1, "e", missing)
-            self.epilogue.results(self._position(), [*sums, *self.beside], run, sinks=sinks)
+            self.epilogue.results(self._existing(), [*sums, *self.beside], run, sinks=sinks)
             return
         with w.unrolled("for (int e = 0; e < 2; ++e)"):  # the two are in different rows of the columns' dimensions
             w.leave(pairs.outside("n + e"))
-            self.epilogue.results(self._position("n + e"), [*sums, *self.beside], None, sinks=sinks)
+            self.epilogue.results(self._existing("n + e"), [*sums, *self.beside], None, sinks=sinks)
 
     def run(self, total: str, count: int) -> None:
         """Writes the program on ``count`` neighbours of row ``m``, from column ``n`` on, which all exist.
@@ -168,7 +168,7 @@ class ResultFragments:
         ``total`` is the sum of element ``e``; columns are one dimension, or the innermost one holds whole runs.
         """
         run = Run(count, len(self.at.shape) - 1, "e")
-        self.epilogue.results(self._position(), [self._sum(total), *self.beside], run)
+        self.epilogue.results(self._existing(), [self._sum(total), *self.beside], run)
 
     def put(self, to: Staging, row: str, col: str, total: Sum) -> None:
         """Writes pair ``f``, whose first sum is at (row, col) of the tile, to the staging area."""
@@ -185,37 +185,76 @@ class ResultFragments:
                 w.unrolled_line(f"for (int e = 0; e < 2; ++e) {name}[col + e][row] = {total('e', p)};")
 
     def take(self, source: Staging, threads: int, m: str, n: str, thread: str = "t") -> None:
-        """Writes the program on staged sums, a run per thread; m and n are templates of the staged {r} and {c}."""
-        w = self.w
-        runs = source.length // source.run
-        w.line("#pragma unroll 2")
-        with w.block(f"for (int i = {thread}; i < {source.size * runs}; i += {threads})"):
-            slow, fast = ("r", "c") if source.by_rows else ("c", "r")
-            times = f" * {source.run}" if source.run > 1 else ""
-            w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
-            self._at(m.format(r="r", c="c"), n.format(r="r", c="c"))
-            sums = [f"{source.name(p)}[{slow}][{fast}]" for p in self._products]
-            run = None
-            if source.run > 1:
-                for p, place in enumerate(sums):
-                    w.line(f"const auto sums{p or ''} = load_shared<{source.run}>(&{place});")
-                sums = [f"sums{p or ''}[e]" for p in self._products]
-                along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
-                run = Run(source.run, along, "e")
-            self.epilogue.results(self._position(), [*map(self._sum, sums), *self.beside], run)
+        """Writes the program on staged sums, a run per thread; m and n are templates of the staged {r} and {c}.
 
-    def _position(self, n: str = "n") -> list[str]:
-        """Writes the program's coordinates of result (m, n), and skips it where it does not exist."""
+        Operands of several runs are loaded first, without branches: each wait for memory is for all of them.
+        """
+        w, epilogue = self.w, self.epilogue
+        runs = source.length // source.run
+        every = source.size * runs
+        along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
+        run = Run(source.run, along, "e")
+        slow, fast = ("r", "c") if source.by_rows else ("c", "r")
+        times = f" * {source.run}" if source.run > 1 else ""
+
+        def place() -> tuple[str, ...]:
+            """Writes the place of run ``i``; returns the conditions under which it does not exist."""
+            w.line(f"const int {slow} = i / {runs}, {fast} = i % {runs}{times};")
+            w.line(f"const {self.t} m = {m.format(r='r', c='c')}, n = {n.format(r='r', c='c')};")
+            return self.edges[0].outside("m"), self.edges[1].outside("n")
+
+        def results(given: Mapping[int, str]) -> None:
+            sums = [f"{source.name(p)}[{slow}][{fast}]" for p in self._products]
+            if source.run > 1:
+                for p, at in enumerate(sums):
+                    w.line(f"const auto sums{p or ''} = load_shared<{source.run}>(&{at});")
+                sums = [f"sums{p or ''}[e]" for p in self._products]
+            epilogue.results(self._existing(), [*map(self._sum, sums), *self.beside], run, given=given)
+
+        together = min(epilogue.together(run), -(-every // threads))
+        if together == 1:
+            w.line("#pragma unroll 2")
+            with w.block(f"for (int i = {thread}; i < {every}; i += {threads})"):
+                w.leave(*place())
+                results({})
+            return
+        w.line("#pragma unroll 1")
+        with w.block(f"for (int start = 0; start < {every}; start += {threads * together})"):
+            vectors = {k: f"{name}[q]" for k, name in epilogue.declare(run, together).items()}
+            loop, number = f"for (int q = 0; q < {together}; ++q)", f"const int i = start + q * {threads} + {thread};"
+            behind = f"i >= {every}" if every % (threads * together) else ""
+            with w.unrolled(loop):
+                w.line(number)
+                missing = place()
+                position, outside = self._position()
+                conditions = [c for c in (behind, *missing, *outside) if c]
+                if conditions:
+                    w.line(f"const bool inside = !({' || '.join(conditions)});")
+                epilogue.bring(position, run, vectors, "inside" if conditions else "")
+            with w.unrolled(loop):
+                w.line(number)
+                w.leave(behind, *place())
+                results(vectors)
+
+    def _position(self, n: str = "n") -> tuple[list[str], list[str]]:
+        """Writes the program's coordinates of result (m, n); returns them, and the conditions under which it does not
+        exist.
+        """
         at = self.at
         batch = batches(at.batch)
         first, last = len(at.batch), len(at.shape) - len(at.cols)
         every = [*(op.strides for op in at.program.operands), *at.program.indices]
         by_rows = [x.outer for x in at.results] or [steps[first : first + len(at.rows)] for steps in every]
-        rows = split(self.w, self.t, "m_", "m", at.rows, by_rows)
+        rows, outside = split(self.w, self.t, "m_", "m", at.rows, by_rows), list[str]()
         if at.results:
             rows, outside = placed(self.w, self.t, at.results, [*zip(batch, at.batch)], [*zip(rows, at.rows)])
-            self.w.leave(*outside)
-        return [*batch, *rows, *split(self.w, self.t, "n_", n, at.cols, [steps[last:] for steps in every])]
+        return [*batch, *rows, *split(self.w, self.t, "n_", n, at.cols, [steps[last:] for steps in every])], outside
+
+    def _existing(self, n: str = "n") -> list[str]:
+        """Writes the program's coordinates of result (m, n), and skips it where it does not exist; returns them."""
+        position, outside = self._position(n)
+        self.w.leave(*outside)
+        return position
 
     def _sum(self, text: str) -> str:
         return f"uint32({text})" if self._unsigned else text

@@ -34,13 +34,14 @@ class TileLoader(TilePieces):
                 for source in fixed:
                     w.line(f"{self._held(source)} {source.next}[{self.bases}];")
             counter = w.each(at[1:-1], self.bases)
-            apart, last = (self.step, self.total - 1) if way.along_k else (way.vector, self.total - way.vector)
+            apart = self.step if way.along_k else way.vector
             start = (line, 1) if way.along_k else (f"{p}_piece", way.piece)
             axis = "m" if self.first else "n"
             place = linear([(f"{axis}0", 1), start, (counter, apart)])
-            # Past the end, where idle threads are too, the last row is read again: nobody uses its results.
+            # Past the end, where idle threads are too, other rows are read again: nobody uses their results.  If all
+            # read the last one, all blocks would wait for the part of the L2 cache that has it.
             if self.edge.ragged or (fixed and self.pieces < self.threads):
-                place = f"min({place}, {self.t}({last}))"
+                place = f"({place}) % {self.total}"
             if many or len(way.outer) > 1 or gather.limits:
                 axis = axis if many else f"{p}_{axis}"
                 w.line(f"const {self.t} {axis} = {place};")

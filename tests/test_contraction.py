@@ -17,6 +17,8 @@ from codegen.contraction.simt_schedule import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from codegen.spec import ContractionSpec
 from fusegraph.lowering.base import Options
+from fusegraph.lowering.choices import Settled
+from fusegraph.passes import vector_products
 from fusegraph.report.check import random_inputs
 
 DTYPES = [d.name for d in ALL]
@@ -107,6 +109,7 @@ def tiles(itype: str = "int32", wide: bool = False) -> list[Callable[[Contractio
 )
 def test_matmul_of_ragged_sizes_and_all_transpositions(sizes):
     cases = []
+    tiled = Options(settled={(vector_products.NAME, "y"): Settled(vector_products.TILES)})  # not sums of rows
     for number, (m, n, k) in enumerate(sizes):
         over_a, over_b = divmod(number % 4, 2)
         cases.append(
@@ -115,6 +118,7 @@ def test_matmul_of_ragged_sizes_and_all_transpositions(sizes):
                 (k, n),
                 a_strides=transposed((m, k)) if over_a else None,
                 b_strides=transposed((k, n)) if over_b else None,
+                options=tiled,
             )
         )
     check_cases(cases, guard=True)

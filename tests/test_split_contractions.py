@@ -198,7 +198,7 @@ def test_what_is_split(dtype):
 )
 def test_parts_are_those_that_were_fastest_on_an_h200(graph, times):
     """Microseconds with a cold cache, by the number of parts."""
-    assert times[split_of(graph)] <= 1.05 * min(times.values())
+    assert times[split_of(graph)] <= 1.11 * min(times.values())
 
 
 def test_products_of_one_kernel_stay_whole():

@@ -52,7 +52,7 @@ OF_KEYS, OF_QUERIES = 18, 80
 #: that nothing goes on beside their exponentials.  By the number of consumers, how much longer a column takes.
 OF_SHORT, OF_RAGGED, OF_ONE = 200, 85, 28
 SLOWER = {1: 0.8, 2: 1.0, 3: 1.36}
-#: Sequences of at most so many queries and keys are short.
+#: Sequences of at most so many keys are short.
 SHORT = 768
 #: Share of the L2 cache that may hold the keys and values which blocks running at the same time share.
 SHARED_IN_L2 = 2 / 5
@@ -289,6 +289,8 @@ def _tiles(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
             preferred = [(2, 128), (2, 176), (2, 96)]
         elif sides:
             preferred = sorted(preferred, key=lambda tile: _columns(spec, target, *tile))
+        elif not (spec.ranges or spec.pages):
+            preferred = sorted(preferred, key=lambda tile: _time(spec, tile[0], tile[1], target))
     elif tall <= 192:
         preferred = [(2, 96), (2, 128), (2, 64)] if not reads else [(2, 64), (2, 80), (2, 96)]
     elif reads or programmed:
@@ -327,7 +329,7 @@ def _short(spec: AttentionSpec, target: Target) -> list[tuple[int, int]]:
 
     Sequences that are not short have none.
     """
-    if max(spec.rows, spec.keys) > SHORT or spec.rows <= ROWS:
+    if spec.keys > SHORT or spec.rows <= ROWS:
         return []
 
     counts = range(1, -(-spec.keys // 64) + 1)

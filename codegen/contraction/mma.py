@@ -63,6 +63,8 @@ class _Renderer:
             raise Declined(f"{s.tiles(parts)} tiles are more than a grid has blocks")
         self.depth, self.ahead = parts.stages(s.tile_k), s.stages - 1
         self.steps = s.tile_k * parts.a.itemsize // STEP
+        #: whether what goes through registers stays there while the next stage is multiplied, too
+        self.late = self.stashed and self.ahead > (1 if self.steps > 1 else 2)
         batches = "batch" if parts.batch > 1 else "0"
         self.partials = Partials(self.w, spec, self.names, self.fragments.t, batches)
         # Partial reductions need the sums where the main loop left them.
@@ -167,21 +169,25 @@ class _Renderer:
         self._first_stages(first, last)
         self._await()
         w.line("load_parts(0, 0);")
-        w.line(f"int stage = 0, filling = {ahead};")
+        w.line(f"int stage = 0, filling = {ahead}{', held = 0' if self.late else ''};")
         with w.block(f"for ({self.t} k = {first}; k < {last}; ++k)"):
             w.line(f"const int next = stage + 1 < {s.stages} ? stage + 1 : 0;")
             with w.unrolled(f"for (int kk = 0; kk < {self.steps}; ++kk)"):
                 with w.block(f"if (kk + 1 < {self.steps})"):
                     w.line("load_parts(stage, kk + 1);")
                     w.otherwise(f"else if (k + 1 < {last})")
-                    if self.stashed:
-                        w.line(f"if (k + {ahead} < {last}) stash(filling);" if ahead > 1 else "stash(filling);")
+                    if self.stashed and not self.late:
+                        w.line("stash(filling);")
                     self._await()
                     w.line("load_parts(next, 0);")
                 with w.block("if (kk == 0)"):
+                    if self.late:
+                        w.line(f"if (k > {first} && k + {ahead - 1} < {last}) stash(held);  // of the stage before")
                     w.line(f"if (k + {ahead} < {last}) fetch(k + {ahead}, filling);")
                     self._commit()
                 self._multiply()
+            if self.late:
+                w.line("held = filling;")
             w.line("filling = stage;")
             w.line("stage = next;")
         if self.sums_in_ring:

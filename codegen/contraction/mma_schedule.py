@@ -12,7 +12,7 @@ from typing import NamedTuple
 from codegen.buffers import Buffer, Buffers
 from codegen.declined import Declined
 from codegen.family import Schedule
-from codegen.fragments import MOST_PAD
+from codegen.fragments import MOST_PAD, space, staging
 from codegen.phases import busy_share
 from codegen.ranking import in_order, least
 from codegen.records import changed
@@ -105,9 +105,11 @@ BETWEEN_LOADS = 15.0
 FEW_WARPS = {1: 2.0, 2: 1.5, 4: 1.2}
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
+#: More cycles for a result where they are written one by one.
+SINGLE, WARP_TILE = 0.4, 64
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
 #: has a computed operand.
-WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
+WINDOWS, ACROSS, COMPUTED = 1.6, 1.8, 2.2
 #: Where lanes read elements one by one: those that are rounded to tf32 in a cycle; how much longer a stage takes for
 #: few warps, for many, and with windows of an image; the longest side of a tile.
 CONVERTED, WAITING, SHARING, WORDS_ACROSS, WORDS_SIDE = 16.0, 2.0, 1.25, 1.3, 128
@@ -308,7 +310,14 @@ def _busy(parts: TilePaths, s: MmaSchedule, target: Target) -> float:
 def _leaving(spec: ContractionSpec, s: MmaSchedule) -> float:
     """Returns the cycles in which the results of a tile leave."""
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
-    return s.tile_m * s.tile_n * size * len(spec.program.operands) / EPILOGUE_RATE
+    each = size * len(spec.program.operands) / EPILOGUE_RATE + (SINGLE if _one_by_one(spec) else 0.0)
+    return s.tile_m * s.tile_n * each
+
+
+@lru_cache(64)
+def _one_by_one(spec: ContractionSpec) -> bool:
+    """Tells whether results are written one by one: there are no aligned neighbours."""
+    return bool(spec.program.stores) and staging(space(spec), WARP_TILE, WARP_TILE, spec.products).run == 1
 
 
 def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
@@ -316,7 +325,8 @@ def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
     found = []
     if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
         beside = parts.a.along_k and abs(parts.a.gather.inner[-1]) == 1
-        if not (spec.a.image.across and beside):  # else positions, which are neighbours in memory
+        # Positions are neighbours in memory; what goes through registers takes long anyway.
+        if not (spec.a.image.across and (beside or not parts.a.copied)):
             found.append(WORDS_ACROSS if parts.a.words else ACROSS if spec.a.image.across else WINDOWS)
     elif spec.a.image is None and len(parts.a.inner) > 1:
         found.append(ACROSS)

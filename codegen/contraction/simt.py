@@ -253,13 +253,12 @@ class _Renderer:
         Columns that do not exist read the operands of the last one.
         """
         w, b, total = self.w, self.b, self.b.edge.total
-        vectors = self.epilogue.declare(CHUNK, b.chunks)
         position = linear([(b.origin, 1), (b.thread, CHUNK), *([("c", b.span)] if b.chunks > 1 else [])])
         c = "c" if b.chunks > 1 else "0"
         loop = f"for (int c = 0; c < {b.chunks}; ++c)"
         missing = (lambda e: f"n + {e} >= {total}") if b.edge.ragged else None
         run = Run(CHUNK, len(place), "e", missing, f"min(n + e, {total - 1})" if b.edge.ragged else None)
-        given = {n: f"{name}[{c}]" for n, name in vectors.items()}
+        given = {n: f"{name}[{c}]" for n, name in self.epilogue.declare(run, b.chunks).items()}
         with w.unrolled(loop, when=b.chunks > 1), w.block("", when=b.chunks == 1):
             w.line(f"const {self.t} n = {position};")
             self.epilogue.bring([*place, "n"], run, given)

@@ -114,9 +114,11 @@ class _Renderer:
         w, s, paths = self.w, self.s, self.paths
         span, one, depth = paths.span(s.pieces), paths.span(1), paths.depth
         step = s.warps * span
-        # Pieces are whole, but the last ones of a round may not exist: for some lanes, or for the whole warp.
+        # Pieces are whole, but the last ones of a round may not exist: for some lanes, or for the whole warp.  Branches
+        # of warps save computing what does not exist, but have loads wait for each other.
+        computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
         missing = depth % span != 0 or step > depth
-        lanes = depth % one != 0
+        lanes = depth % one != 0 or (missing and not computed)
         w.line()
         with w.block("struct Pieces", "};"):
             self.wide.declare()
@@ -146,7 +148,6 @@ class _Renderer:
         with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {step})"), w.scope():
             c = w.each("c", s.pieces)
             with w.block(f"if ({exists('k', c)})", when=whole and c != "0"):
-                computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
                 kept = "inside" if lanes and computed else ""
                 if kept:
                     w.line(f"const bool inside = {self._place(c)} < {depth};")

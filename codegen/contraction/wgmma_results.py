@@ -196,7 +196,7 @@ class DirectResults(Results):
         w = self.w
         side = next(side for side in TOGETHER if self.s.part % side == 0)
         with w.unrolled(f"for (int c = 0; c < {self.s.part}; c += {side})"):
-            vectors = self.epilogue.declare(2, side // 8)
+            vectors = self.epilogue.declare(self._run(), side // 8)
             with w.unrolled(f"for (int j = c; j < c + {side}; j += 8)"):
                 self._column("j", held=True)
                 brought = {n: f"{name}[(j - c) / 8]" for n, name in vectors.items()}

@@ -310,8 +310,12 @@ LATENCY = 1500.0
 MEMORY_SHARE, ROUND_TRIP, OVERLAP = 0.73125, 2000.0, 0.2
 #: Registers of a thread that fills tiles: in any case, and for each operand besides what it holds of it.
 FILL_OTHER_REGISTERS, FILL_OPERAND_REGISTERS = 16, 12
-#: Cycles of the epilogue: of each tile, of each of its chunks, and of 8 columns of a consumer for each operand.
+#: Cycles of the epilogue: of each tile, of each of its chunks, and of 8 columns of a consumer for each operand.  Where
+#: threads write results, chunks and columns take longer than where TMA copies them out; where warps carry rows that
+#: begin anywhere, longer still; more so with operands that they fetch the same way.  Fits to 1,000 schedules.
 EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 700.0, 200.0, 40.0
+WRITTEN_CHUNK, WRITTEN_OPERAND = 600.0, 100.0
+CARRIED, CARRIED_CHUNK, CARRIED_OPERAND, FETCHED_CHUNK, FETCHED_OPERAND = 1500.0, 1200.0, 130.0, 2000.0, 180.0
 #: Cycles that adding up takes in a cluster, and for each of its blocks; bytes of sums that it exchanges in a cycle.
 EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 20.0
 
@@ -348,6 +352,16 @@ def _memory_rate(s: WgmmaSchedule, tiles: int, target: Target) -> float:
     return min(MEMORY_SHARE * target.bytes_per_cycle, target.sm_rate * tiles * s.split_k)
 
 
+def _leaving(layout: Layout) -> tuple[float, float, float]:
+    """Returns the cycles of the epilogue of a tile, of a chunk, and of 8 columns, by the way results leave."""
+    if layout.maps is not None:
+        return EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND
+    if not layout.by_warps:
+        return EPILOGUE, WRITTEN_CHUNK, WRITTEN_OPERAND
+    fetched = any(any(op.strides[:-1]) for op in layout.program.loads)
+    return CARRIED, *((FETCHED_CHUNK, FETCHED_OPERAND) if fetched else (CARRIED_CHUNK, CARRIED_OPERAND))
+
+
 def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True) -> float:
     """Returns the estimated cycles: rounds of tiles, each bound by the tensor cores or by what brings its operands, and
     the epilogue.
@@ -371,7 +385,8 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     refill = ROUND_TRIP / s.stages if cold and rounds * depth > s.stages else 0.0
     loads = max(loading(layout, target), filling(layout), computing(layout), refill)
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
-    epilogue = EPILOGUE + EPILOGUE_CHUNK * layout.chunks + EPILOGUE_OPERAND * s.pieces * s.part / 8 * operands
+    tile, chunk, operand = _leaving(layout)
+    epilogue = tile + chunk * layout.chunks + operand * s.pieces * s.part / 8 * operands
     mainloop = depth * (max(products, loads) + 0.05 * loads)
     if s.split_k > 1:
         epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split_k + s.tile_m * cols * 4 / EXCHANGE_RATE

@@ -35,7 +35,10 @@ LATENCY, COMBINE, COMBINE_BLOCKS, BEGIN = 800.0, 400.0, 1000.0, 1000.0
 BLOCK_THREADS, ENOUGH_BLOCKS = 256, 8
 #: By how much reading single sectors of large tensors takes longer than reading long runs.
 SHORT_RUN = 0.5
-#: A cluster is used if it is estimated to take at most this share of the time without one.
+#: Elements of a thread's part of short rows.
+SHORT_ROW = 8
+#: A schedule is preferred to the one that is usual, or a cluster is used, if it is estimated to take at most this share
+#: of the time.
 CLEARLY = 0.75
 
 
@@ -136,8 +139,10 @@ def schedules(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule
     plain = list(_plain(of, itype))
     if of.turned:
         plain.sort(key=lambda s: (of.scatters(s.rows // s.vector), of.cycles(s)))
+    elif of.words and plain and of.cycles(best := min(plain, key=of.cycles)) < CLEARLY * of.cycles(plain[0]):
+        plain = [best, *(schedule for schedule in plain if schedule is not best)]
     found = sorted(_clustered(of, itype), key=of.cycles)
-    if found and of.cycles(found[0]) < CLEARLY * min(map(of.cycles, plain[:1]), default=float("inf")):
+    if found and (not plain or of.cycles(found[0]) < CLEARLY * of.cycles(plain[0])):
         return iter((*found[:3], *plain))
     return iter((*plain, *found[:2]))
 
@@ -180,8 +185,9 @@ def _plain(of: _Across, itype: str) -> Iterator[RowsSchedule]:
         few = of.blocks(side) < 1.5 * target.sms
         bounded = of.writes or of.words > 0 or few
         memory: list[RowsSchedule] = []
-        # Parts that are looked at twice are better in small blocks, which do not wait for each other.
-        usual = (512, 256, 1024) if space.chunk is None or not of.words else (256, 512, 1024)
+        # Parts that are looked at twice, and short rows, are better in small blocks, which do not wait for each other.
+        short = of.words and (space.chunk is not None or space.length * side <= 256 * SHORT_ROW)
+        usual = (256, 512, 1024) if short else (512, 256, 1024)
         for threads in (1024, 512, 256) if few else usual:
             wanted = power(-(-space.length // each))
             beside = _widened(of, side, wanted)

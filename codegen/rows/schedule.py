@@ -145,9 +145,10 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
         found += _in_shared(space, target, vector, min(SHARED_THREADS, lanes), shared)
     found.sort(key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
-    # Rows that are read once from memory, but looked at more often elsewhere, are worth neither a cluster nor shared
-    # memory, if there are enough of them.
-    one_look = stages_along(space, "memory", vector).loops == 1 < Stages(space).loops and count >= target.sms
+    # Rows that are read once from memory are worth neither a cluster nor shared memory, if there are enough of them;
+    # sooner so if they would be looked at more often there.
+    looks = Stages(space).loops
+    one_look = stages_along(space, "memory", vector).loops == 1 and count >= target.sms * (1 if looks > 1 else 2)
     elsewhere = bool(promising) and (promising[0].cluster > 1 or promising[0].form == "shared")
     streams = one_look and elsewhere and lanes >= SHARED_THREADS
     if streams:
@@ -252,7 +253,11 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
 
 
 def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
-    """Returns how much each access of a thread lengthens a kernel in which no other row hides its latency."""
+    """Returns how much each access of a thread lengthens a kernel in which no other row hides its latency: most where
+    each row could have a multiprocessor to itself.
+    """
+    if count <= target.sms:
+        return 0.04
     return 0.015 if count <= schedule.rows * target.sms else 0.0
 
 

@@ -7,17 +7,15 @@ from __future__ import annotations
 from math import inf, prod
 
 from codegen.filter_gradient.schedule import cycles
-from codegen.target import Target
 from fusegraph.graph import Graph, Node
-from fusegraph.layout import layout_strides
 from fusegraph.lowering import filter_gradient
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops.parts import BANDS
-from fusegraph.passes.estimates import alone
 from fusegraph.passes.merged_groups import merged
+from fusegraph.passes.operand_layouts import estimated
 from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced_where_chosen
-from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts, best_cut
+from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts
 
 #: What is chosen.
 NAME, BY_BANDS, PRODUCT = "gradient of a filter", "sums over bands", "a tiled product"
@@ -60,21 +58,12 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
         estimates[count] = cycles(spec, target) + more
     best = min(estimates, key=estimates.__getitem__)
     if estimates[best] < limit < inf:
-        limit = min(limit, _laid_out(node, graph, target) / MARGIN)
+        limit = min(limit, estimated(node, graph, options) / MARGIN)
     alternatives = {_in(best): estimates[best], PRODUCT: None if narrow else limit * MARGIN}
     preferred = _in(best) if estimates[best] < limit else PRODUCT
     alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
     choice = weigh(NAME, node.name, alternatives, preferred, options.settled, alike)
     return choice, 0 if choice.taken == PRODUCT else best
-
-
-def _laid_out(node: Node, graph: Graph, target: Target) -> float:
-    """Returns the estimated cycles of a tiled product whose operands `operand_layouts` lays out for it."""
-    lying = {t: (t.shape, layout_strides(t.shape, "channels_last")) for t in node.inputs}
-    moved = [2 * t.nbytes for t in node.inputs if t.strides != lying[t][1]]
-    laid = alone(graph, node, lying)
-    copies = len(moved) * target.launch_cycles + sum(moved) / (STREAMED * target.bytes_per_cycle)
-    return best_cut(laid.nodes[0], laid, target)[1] + copies
 
 
 def _in(parts: int) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
+from typing import NamedTuple
 
 from codegen.target import Target
 from fusegraph.dtypes import DType, bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8, uint8
@@ -28,6 +29,7 @@ from fusegraph.ops.base import Kind, Role
 from fusegraph.passes.estimates import alone, cycles
 from fusegraph.passes.parameters import fixed
 from fusegraph.passes.rewrite import Rewrite, Rewritten, copied, replaced
+from fusegraph.passes.split_contractions import best_cut
 from fusegraph.pattern import only_consumer
 
 #: Bytes at whose multiples rows must begin, and those at which it is best: a row of a tile is one line of memory then.
@@ -91,16 +93,54 @@ def _is_ours(tensor: Tensor, graph: Graph) -> bool:
     return producer.kind in plain and all(n.kind in (*plain, Kind.ATTENTION) for n in takers)
 
 
+class _Weighed(NamedTuple):
+    """Operands of a contraction that could lie otherwise, and its estimated cycles, those of the copies apart."""
+
+    wishes: list[_Wish]
+    as_it_is: float
+    laid_out: float
+    copies: float
+
+
+def estimated(node: Node, graph: Graph, options: Options) -> float:
+    """Returns the cycles that a contraction is estimated to take, in parts or whole, with copies of operands where
+    these pay.
+    """
+    target = options.target.planned
+    as_it_lies = best_cut(node, graph, target)[1]
+    found = _weighed(node, graph, options, ())
+    if found is None:
+        return as_it_lies
+    laid = alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in found.wishes})
+    return min(as_it_lies, best_cut(laid.nodes[0], laid, target)[1] + MARGIN * found.copies)
+
+
 def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor], choices: list[Choice]) -> list[_Wish]:
     """Returns the operands of a contraction that should lie otherwise; none if that is impossible, or does not pay.
 
     Copies of ``known`` tensors cost nothing.  Adds to ``choices`` what was weighed.
     """
-    if "parts" in node.attributes or node.op.role is Role.SPARSE_MATMUL:
+    found = _weighed(node, graph, options, known)
+    if found is None:
         return []
+    wishes, as_it_is, laid_out, copies = found
+    gain = GAIN if any(w.tensor in known for w in wishes) else 1.0
+    preferred = LAID_OUT if as_it_is > gain * laid_out + MARGIN * copies else AS_THEY_LIE
+    alike = f"{node.op.name} {[(t.type, t.strides, t in known) for t in node.inputs]}"
+    choice = weigh(
+        NAME, node.name, {AS_THEY_LIE: as_it_is, LAID_OUT: laid_out + copies}, preferred, options.settled, alike
+    )
+    choices.append(choice)
+    return wishes if choice.taken == LAID_OUT else []
+
+
+def _weighed(node: Node, graph: Graph, options: Options, known: Container[Tensor]) -> _Weighed | None:
+    """Returns what could lie otherwise, and the estimates; None if that is nothing, or impossible."""
+    if "parts" in node.attributes or node.op.role is Role.SPARSE_MATMUL:
+        return None
     dtypes = node.op.operand_dtypes(tuple(t.type for t in node.inputs))
     if any(t.dtype != d for t, d in zip(node.inputs, dtypes)) or not _on_tensor_cores(node, dtypes[0], graph, options):
-        return []
+        return None
     wishes, least = [], ROW_BYTES
     for number, tensor in enumerate(node.inputs):
         if node.op.role is Role.MATMUL and made_of_less(graph, tensor, node):
@@ -111,25 +151,17 @@ def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor]
         least = min(least, gcd(begins, ROW_BYTES))
         strides = _aligned_strides(tensor, allowed)
         if strides is None:
-            return []
+            return None
         wishes.append(_Wish(tensor, strides))
     if not wishes:
-        return []
+        return None
     target = options.target.planned
     outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and w.tensor not in known}
     as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
     laid_out = cycles(
         alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in wishes}), Options(target=target)
     )
-    copies = target.clock * sum(outside.values())
-    gain = GAIN if any(w.tensor in known for w in wishes) else 1.0
-    preferred = LAID_OUT if as_it_is > gain * laid_out + MARGIN * copies else AS_THEY_LIE
-    alike = f"{node.op.name} {[(t.type, t.strides, t in known) for t in node.inputs]}"
-    choice = weigh(
-        NAME, node.name, {AS_THEY_LIE: as_it_is, LAID_OUT: laid_out + copies}, preferred, options.settled, alike
-    )
-    choices.append(choice)
-    return wishes if choice.taken == LAID_OUT else []
+    return _Weighed(wishes, as_it_is, laid_out, target.clock * sum(outside.values()))
 
 
 def _keys(node: Node, graph: Graph) -> list[_Wish]:

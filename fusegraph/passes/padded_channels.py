@@ -15,8 +15,9 @@ from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.passes.estimates import alone
+from fusegraph.passes.operand_layouts import estimated
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, named, replaced_where_chosen
-from fusegraph.passes.split_contractions import STREAMED, best_cut
+from fusegraph.passes.split_contractions import STREAMED
 
 #: Channels to whose multiples images are padded, and the least bytes of an image whose copy could be worthwhile.
 UNITS, LEAST_BYTES = (16, 32, 64), 1 << 18
@@ -43,13 +44,13 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
     if channels % UNITS[0] == 0 or prod(node.attributes["taps"]) == 1 or image.nbytes < LEAST_BYTES:
         return None
     target = options.target.planned
-    before = best_cut(node, graph, target)[1]
+    before = estimated(node, graph, options)
     estimates = {}
     for count in sorted({-(-channels // unit) * unit for unit in UNITS}):
         moved = image.nbytes + 2 * image.nbytes * count / channels  # written, and read again in place of the image
         copies = 2 * target.launch_cycles + (moved - image.nbytes) / (STREAMED * target.bytes_per_cycle)
         own = alone(graph, node, _widened(node, count))
-        estimates[count] = copies + best_cut(own.nodes[0], own, target)[1]
+        estimates[count] = copies + estimated(own.nodes[0], own, options)
     best = min(estimates, key=estimates.__getitem__)
     preferred = PADDED if MARGIN * estimates[best] < before else AS_IT_IS
     alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"

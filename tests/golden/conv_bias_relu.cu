@@ -143,22 +143,34 @@ extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
         }
     }
     __syncthreads();
-    #pragma unroll 2
-    for (int i = t; i < 1024; i += 128) {
-        const int r = i / 8, c = i % 8 * 8;
-        const int32 m = m0 + r, n = n0 + c;
-        const auto sums = load_shared<8>(&staged[r][c]);
-        const auto residual_v = load<8>(residual + m * 64 + n);
-        const auto bias_v = load<8>(bias + n);
-        Vector<bfloat16, 8> y_v;
+    #pragma unroll 1
+    for (int start = 0; start < 1024; start += 512) {
+        Vector<bfloat16, 8> residual_v[4];
+        Vector<bfloat16, 8> bias_v[4];
         #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-            const float residual_e = convert<float>(residual_v[e]);
-            const float bias_e = convert<float>(bias_v[e]);
-            const float add = sums[e] + bias_e;
-            const float add_6 = add + residual_e;
-            y_v[e] = convert<bfloat16>(math::relu(add_6));
+        for (int q = 0; q < 4; ++q) {
+            const int i = start + q * 128 + t;
+            const int r = i / 8, c = i % 8 * 8;
+            const int32 m = m0 + r, n = n0 + c;
+            residual_v[q] = load<8>(residual + m * 64 + n);
+            bias_v[q] = load<8>(bias + n);
         }
-        store(y + m * 64 + n, y_v);
+        #pragma unroll
+        for (int q = 0; q < 4; ++q) {
+            const int i = start + q * 128 + t;
+            const int r = i / 8, c = i % 8 * 8;
+            const int32 m = m0 + r, n = n0 + c;
+            const auto sums = load_shared<8>(&staged[r][c]);
+            Vector<bfloat16, 8> y_v;
+            #pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                const float residual_e = convert<float>(residual_v[q][e]);
+                const float bias_e = convert<float>(bias_v[q][e]);
+                const float add = sums[e] + bias_e;
+                const float add_6 = add + residual_e;
+                y_v[e] = convert<bfloat16>(math::relu(add_6));
+            }
+            store(y + m * 64 + n, y_v);
+        }
     }
 }

@@ -123,19 +123,30 @@ extern "C" __global__ void __launch_bounds__(128, 1) matmul_bias_gelu_kernel(
         }
     }
     __syncthreads();
-    #pragma unroll 2
-    for (int i = t; i < 2048; i += 128) {
-        const int r = i / 16, c = i % 16 * 8;
-        const int32 m = m0 + r, n = n0 + c;
-        const auto sums = load_shared<8>(&staged[r][c]);
-        const auto bias_v = load<8>(bias + n);
-        Vector<bfloat16, 8> y_v;
+    #pragma unroll 1
+    for (int start = 0; start < 2048; start += 512) {
+        Vector<bfloat16, 8> bias_v[4];
         #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-            const float bias_e = convert<float>(bias_v[e]);
-            const float add = sums[e] + bias_e;
-            y_v[e] = convert<bfloat16>(math::gelu(add));
+        for (int q = 0; q < 4; ++q) {
+            const int i = start + q * 128 + t;
+            const int r = i / 16, c = i % 16 * 8;
+            const int32 m = m0 + r, n = n0 + c;
+            bias_v[q] = load<8>(bias + n);
         }
-        store(y + m * 4096 + n, y_v);
+        #pragma unroll
+        for (int q = 0; q < 4; ++q) {
+            const int i = start + q * 128 + t;
+            const int r = i / 16, c = i % 16 * 8;
+            const int32 m = m0 + r, n = n0 + c;
+            const auto sums = load_shared<8>(&staged[r][c]);
+            Vector<bfloat16, 8> y_v;
+            #pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                const float bias_e = convert<float>(bias_v[q][e]);
+                const float add = sums[e] + bias_e;
+                y_v[e] = convert<bfloat16>(math::gelu(add));
+            }
+            store(y + m * 4096 + n, y_v);
+        }
     }
 }

@@ -34,14 +34,15 @@ CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "contraction wgmma": {
         "codegen.contraction.wgmma_schedule": (
             "SHARE", "LATENCY", "MEMORY_SHARE", "ROUND_TRIP", "OVERLAP", "EPILOGUE", "EPILOGUE_CHUNK",
-            "EPILOGUE_OPERAND", "EXCHANGE", "EXCHANGE_BLOCK", "EXCHANGE_RATE",
+            "EPILOGUE_OPERAND", "WRITTEN_CHUNK", "WRITTEN_OPERAND", "CARRIED", "CARRIED_CHUNK", "CARRIED_OPERAND",
+            "FETCHED_CHUNK", "FETCHED_OPERAND", "EXCHANGE", "EXCHANGE_BLOCK", "EXCHANGE_RATE",
         ),
         "codegen.contraction.wgmma_stages": ("GATHER", "PANEL_ROW", "PARTIAL_ROW", "SECOND_LINE"),
     },
     "contraction mma": {
         "codegen.contraction.mma_schedule": (
-            "L2_SHARE", "LATENCY", "SHARED_RATE", "ISSUE", "BETWEEN_LOADS", "OVERHEAD", "EPILOGUE_RATE", "WINDOWS",
-            "COMPUTED", "CODE",
+            "L2_SHARE", "LATENCY", "SHARED_RATE", "ISSUE", "BETWEEN_LOADS", "OVERHEAD", "EPILOGUE_RATE", "SINGLE",
+            "WINDOWS", "COMPUTED", "CODE",
         ),
     },
     "contraction stem": {
@@ -52,7 +53,7 @@ CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "contraction simt": {
         "codegen.contraction.simt_schedule": (
-            "LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK",
+            "LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK", "RESULT", "RESULT_OPERAND",
         ),
     },
     "direct_convolution strips": _DIRECT | {_DIRECT_SCHEDULE: ("STRIP", "STRIP_FILLED", "STRIP_LATENCY")},
