@@ -24,7 +24,8 @@ PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
 #: Bytes of a line of the L1 cache; instructions that an access takes as long as of a lane that reads a line of its own,
 #: and one of at most 4 bytes: a warp's takes 27 cycles as a copy of images with channels first in float32,
-#: copies along the reduction take 8, and loads of 16 bits along rows that begin anywhere 10, all measured.
+#: 23 as loads of rows of 1001 elements of 16 bits, but 10 as loads of positions of images with channels first; copies
+#: along the reduction take 8, all measured.
 LINE_BYTES, SCATTERED, WORD, WORD_ALONG, LOADED = 128, 64.0, 100.0, 25.0, 40.0
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction
 
@@ -172,7 +173,11 @@ class TilePath:
         itemsize = self.gather.operand.dtype.itemsize
         word = 0.0
         if self.vector * itemsize <= 4 and (self.copied or abs(self.gather.outer[-1]) * itemsize >= LINE_BYTES):
-            word = (WORD_ALONG if self.along_k else WORD) if self.copied else LOADED
+            word = WORD
+            if self.copied and self.along_k:
+                word = WORD_ALONG
+            elif not self.copied and len(self.inner) > 1:
+                word = LOADED
         return self.effort + self.piece / self.vector * word
 
     @property

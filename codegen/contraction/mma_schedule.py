@@ -109,7 +109,9 @@ OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
 SINGLE, WARP_TILE = 0.4, 64
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
 #: has a computed operand.
-WINDOWS, ACROSS, COMPUTED = 1.6, 1.8, 2.2
+WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
+#: The share of that where so many blocks, or more, are on a multiprocessor: they hide each other's waits.
+SLOWER, SLOWER_TOGETHER = {1: 1.2, 2: 0.9}, 0.6
 #: Where lanes read elements one by one: those that are rounded to tf32 in a cycle; how much longer a stage takes for
 #: few warps, for many, and with windows of an image; the longest side of a tile.
 CONVERTED, WAITING, SHARING, WORDS_ACROSS, WORDS_SIDE = 16.0, 2.0, 1.25, 1.3, 128
@@ -235,7 +237,8 @@ def _at_least(spec: ContractionSpec, parts: TilePaths, s: MmaSchedule, target: T
     while 2 * split_k <= s.warp_rows // 16 and depth >= 8 * split_k and 2 * tiles * split_k <= target.sms:
         split_k *= 2
     ahead = STAGES[0] - 1 if parts.a.copied and parts.b.copied else 1
-    stage = max(_busy(parts, s, target), LATENCY / ahead / together) * prod(_slower(spec, parts))
+    slower = prod(1 + (factor - 1) * SLOWER_TOGETHER for factor in _slower(spec, parts))
+    stage = max(_busy(parts, s, target), LATENCY / ahead / together) * slower
     each = (busy_share(spec) * -(-depth // split_k) * stage) + _leaving(spec, s) / split_k + OVERHEAD / together
     return LATENCY + rounds * each
 
@@ -325,8 +328,8 @@ def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
     found = []
     if spec.a.image is not None and len(spec.k) - spec.k.count(1) > 1:
         beside = parts.a.along_k and abs(parts.a.gather.inner[-1]) == 1
-        # Positions are neighbours in memory; what goes through registers takes long anyway.
-        if not (spec.a.image.across and (beside or not parts.a.copied)):
+        # Positions are neighbours in memory; and loads of single words that lie far apart take long anyway.
+        if not (spec.a.image.across and (beside or (not parts.a.copied and parts.a.busy > parts.a.effort))):
             found.append(WORDS_ACROSS if parts.a.words else ACROSS if spec.a.image.across else WINDOWS)
     elif spec.a.image is None and len(parts.a.inner) > 1:
         found.append(ACROSS)
@@ -397,7 +400,7 @@ def _cost(
         latency += between_loads * tile.loads
     stage = max(busy, latency)
     for factor in tile.slower:
-        stage *= factor
+        stage *= 1 + (factor - 1) * SLOWER.get(together, SLOWER_TOGETHER)
     results, exchange = tile.results / s.split_k, 3000.0 if s.split_k > 1 else 0.0
     code = CODE * log2(s.warp_rows * s.warp_cols / 256)
     return LATENCY + code + rounds * (tile.share * depth * stage + results + exchange + OVERHEAD / together)

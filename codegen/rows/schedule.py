@@ -256,8 +256,8 @@ def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
     """Returns how much each access of a thread lengthens a kernel in which no other row hides its latency: most where
     each row could have a multiprocessor to itself.
     """
-    if count <= target.sms:
-        return 0.04
+    if count <= target.sms and (schedule.cluster == 1 or schedule.form == "registers"):
+        return 0.02
     return 0.015 if count <= schedule.rows * target.sms else 0.0
 
 

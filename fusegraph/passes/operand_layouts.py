@@ -106,13 +106,10 @@ def estimated(node: Node, graph: Graph, options: Options) -> float:
     """Returns the cycles that a contraction is estimated to take, in parts or whole, with copies of operands where
     these pay.
     """
-    target = options.target.planned
-    as_it_lies = best_cut(node, graph, target)[1]
     found = _weighed(node, graph, options, ())
     if found is None:
-        return as_it_lies
-    laid = alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in found.wishes})
-    return min(as_it_lies, best_cut(laid.nodes[0], laid, target)[1] + MARGIN * found.copies)
+        return best_cut(node, graph, options.target.planned)[1]
+    return min(found.as_it_is, found.laid_out + MARGIN * found.copies)
 
 
 def _wishes(node: Node, graph: Graph, options: Options, known: Container[Tensor], choices: list[Choice]) -> list[_Wish]:
@@ -157,11 +154,16 @@ def _weighed(node: Node, graph: Graph, options: Options, known: Container[Tensor
         return None
     target = options.target.planned
     outside = {w.tensor: w.us(target) for w in wishes if not _is_ours(w.tensor, graph) and w.tensor not in known}
-    as_it_is = cycles(alone(graph, node, {}), replace(options, alignment=least))
-    laid_out = cycles(
-        alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in wishes}), Options(target=target)
-    )
+    as_it_is = _fastest(node, graph, replace(options, alignment=least))
+    laid = alone(graph, node, {w.tensor: (w.tensor.shape, w.strides) for w in wishes})
+    laid_out = _fastest(laid.nodes[0], laid, Options(target=target))
     return _Weighed(wishes, as_it_is, laid_out, target.clock * sum(outside.values()))
+
+
+def _fastest(node: Node, graph: Graph, options: Options) -> float:
+    """Returns the cycles that a contraction is estimated to take, whole or in parts."""
+    whole = cycles(alone(graph, node, {}), options)
+    return min(whole, best_cut(node, graph, options.target.planned)[1]) if options.alignment >= ROW_BYTES else whole
 
 
 def _keys(node: Node, graph: Graph) -> list[_Wish]:
