@@ -50,7 +50,7 @@ class _Renderer:
         self.block = Block(w, layout)
         self.loads = Loads(self.block)
         self.prologues = self._prologue("a"), self._prologue("b")
-        self.epilogue = Epilogue(w, layout.program, w.names, layout.space, spec.accumulate, spec.result)
+        self.epilogue = Epilogue(w, layout.program, w.names, layout.over.space, spec.accumulate, spec.result)
         self.partials = WgmmaPartials(self.block)
         self.a, self.b = self._operand("a", self.prologues[0]), self._operand("b", self.prologues[1])
         self.turns = Turns(self.block) if schedule.pingpong else None

@@ -39,7 +39,7 @@ class Block:
         self.persistent = s.split_k == 1 and (s.pingpong or most(self.count) > s.blocks)
         self.phased = bool(parts.reduction.skips)
         self.t = signed_index_type(
-            prod(layout.space), *(extent(layout.space, op.strides) for op in layout.program.operands)
+            prod(layout.over.space), *(extent(layout.over.space, op.strides) for op in layout.program.operands)
         )
         self.register_type = "int32" if spec.accumulate == "uint32" else "float"
         self.group = "group" if s.groups > 1 else "0"

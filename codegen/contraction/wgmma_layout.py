@@ -192,10 +192,20 @@ class ResultSpace:
         first = len(self.spec.arguments)
         return tuple([self._side(op, first + n) for n, op in enumerate((*self.program.loads, *self.stores))])
 
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Sizes of the program's space."""
+        rows = tuple(x.size for x in self.spec.results) or self.rows
+        return (*self.batch, *rows, *self.cols)
+
+    def by_row(self, op: Operand) -> bool:
+        """Tells whether an operand of the program differs from row to row."""
+        return any(step and size != 1 for step, size in zip(op.strides[:-1], self.space))
+
     @once
     def large(self) -> tuple[int, ...]:
         """The numbers of the program's loads that differ from row to row, and that TMA can bring."""
-        return tuple([n for n, op in enumerate(self.program.loads) if any(op.strides[:-1]) and self.sides[n]])
+        return tuple([n for n, op in enumerate(self.program.loads) if self.by_row(op) and self.sides[n]])
 
     @once
     def fresh(self) -> int:
@@ -309,12 +319,6 @@ class Layout:
         if self.turned:
             return not self.spec.results
         return all(op.strides[-1] == 1 or self.parts.cols == 1 for op in self.stores)
-
-    @property
-    def space(self) -> tuple[int, ...]:
-        """Sizes of the program's space."""
-        rows = tuple(x.size for x in self.spec.results) or self.rows
-        return (*self.batch, *rows, *self.cols)
 
     # ---- shared memory
 

@@ -358,7 +358,7 @@ def _leaving(layout: Layout) -> tuple[float, float, float]:
         return EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND
     if not layout.by_warps:
         return EPILOGUE, WRITTEN_CHUNK, WRITTEN_OPERAND
-    fetched = any(any(op.strides[:-1]) for op in layout.program.loads)
+    fetched = any(map(layout.over.by_row, layout.program.loads))
     return CARRIED, *((FETCHED_CHUNK, FETCHED_OPERAND) if fetched else (CARRIED_CHUNK, CARRIED_OPERAND))
 
 

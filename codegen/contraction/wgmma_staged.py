@@ -224,7 +224,7 @@ class ResultsCarriedByWarps(CarriedResults):
             alike = [k for k, out in enumerate(self.layout.stores) if out.dtype == op.dtype]
             free = [k for k in alike if k not in self.held.values()]
             scattered = self._anywhere(op) or bool(block.spec.results)
-            if free and op.strides[-1] == 1 and any(op.strides[:-1]) and scattered:
+            if free and op.strides[-1] == 1 and self.layout.over.by_row(op) and scattered:
                 self.held[n] = free[0]
 
     def begin(self) -> None:
@@ -243,7 +243,7 @@ class ResultsCarriedByWarps(CarriedResults):
                 place, absent = self.carried(row, held=True)
                 w.leave(*absent)
                 at = f"{unsigned_}({linear(list(zip(place, op.strides)))})"
-                size = f"{unsigned_}({extent(self.layout.space, op.strides)})"
+                size = f"{unsigned_}({extent(self.layout.over.space, op.strides)})"
                 source = f"{self.epilogue.pointers.loads[n]}, {at}, {size}"
                 w.line(f"fetch_row<{chunk}>({self._tile(self.staged[k])}, r, {source}, i % {lanes});")
         if self.held:
