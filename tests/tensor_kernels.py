@@ -116,7 +116,7 @@ def matrices_expected(count: int, transposed: bool, store: bool, x: Array, regis
 TO_TF32 = kernel(
     "round_to_tf32",
     """#include "mma.cuh"
-extern "C" __global__ void NAME(const float* x, uint32* y) { y[threadIdx.x] = to_tf32(x[threadIdx.x]); }
+extern "C" __global__ void NAME(const float* x, uint32* y) { y[threadIdx.x] = to_tf32(x[threadIdx.x]) & 0xffffe000u; }
 """,
 )
 

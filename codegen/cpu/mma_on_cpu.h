@@ -174,13 +174,6 @@ void move_matrices(const void* row, const uint32* r, const char* what, const cha
 
 }  // namespace fusegraph_cpu
 
-// Infinity and NaN stay what they are; NaN becomes the one that cvt gives.
-inline uint32 to_tf32(float x) {
-    const uint32 bits = float_bits(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu & 0xffffe000u;
-    return (bits & 0x7fffffffu) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u;
-}
-
 template <int Count>
 inline void load_matrices(uint32 (&r)[Count], const void* row, FUSEGRAPH_WHERE) {
     static_assert(Count == 4 || Count == 2, "two or four matrices");

@@ -39,7 +39,7 @@ BUSY = 32 / 33
 #: What is chosen; with so many blocks for each multiprocessor there is nothing to choose.
 CHOICE, WHOLE, PARTS, MANY = "parts of a reduction", "whole", "in parts", 2
 SHORT_BYTES = 512 << 10
-AS_LONG = 2.0
+AS_LONG = 1.6
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
 #: At most so many bytes of neighbouring rows lie side by side in a block.
