@@ -33,15 +33,19 @@ class TileLoader(TilePieces):
                 w.line(f"{self.t} {', '.join(f'{name}[{self.bases}]' for name, _ in self.prologue.starts)};")
                 for source in fixed:
                     w.line(f"{self._held(source)} {source.next}[{self.bases}];")
+                if self.edge.ragged:
+                    w.line(f"bool {p}_exists[{self.bases}];")
             counter = w.each(at[1:-1], self.bases)
-            apart = self.step if way.along_k else way.vector
+            apart, last = (self.step, self.total - 1) if way.along_k else (way.vector, self.total - way.vector)
             start = (line, 1) if way.along_k else (f"{p}_piece", way.piece)
             axis = "m" if self.first else "n"
             place = linear([(f"{axis}0", 1), start, (counter, apart)])
-            # Past the end, where idle threads are too, other rows are read again: nobody uses their results.  If all
-            # read the last one, all blocks would wait for the part of the L2 cache that has it.
+            # Past the end nothing is read: if all blocks read the last row, they would wait for the part of the L2
+            # cache that has it.  What is fixed of a row is, also by idle threads; nobody uses its results.
+            if self.edge.ragged:
+                w.line(f"{'' if many else 'const bool '}{p}_exists{at} = {self.edge.inside(place)};")
             if self.edge.ragged or (fixed and self.pieces < self.threads):
-                place = f"({place}) % {self.total}"
+                place = f"min({place}, {self.t}({last}))"
             if many or len(way.outer) > 1 or gather.limits:
                 axis = axis if many else f"{p}_{axis}"
                 w.line(f"const {self.t} {axis} = {place};")
@@ -174,7 +178,8 @@ class TileLoader(TilePieces):
         ``counter`` is the C variable that counts the vectors of a piece that share these; "0" for none.
         """
         w, way, at = self.w, self.way, self.base_at
-        inside = w.inside(self.terms.inside("k0"), *self.prologue.kept(self.t, at, coords))
+        exists = f"{self.label}_exists{at}" if self.edge.ragged else ""
+        inside = w.inside(exists, self.terms.inside("k0"), *self.prologue.kept(self.t, at, coords))
         parts = f"[{self._number}]{'[v]' if self.vectors > 1 else ''}"
         for source in self.prologue.sources:
             if self._fixed(source) or self._common(source):
