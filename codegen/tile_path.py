@@ -170,14 +170,12 @@ class TilePath:
     @once
     def busy(self) -> float:
         """Instructions that a piece takes as long as: where it comes in words of rows far apart, more than it has."""
-        itemsize = self.gather.operand.dtype.itemsize
-        word = 0.0
-        if self.vector * itemsize <= 4 and (self.copied or abs(self.gather.outer[-1]) * itemsize >= LINE_BYTES):
-            word = WORD
-            if self.copied and self.along_k:
-                word = WORD_ALONG
-            elif not self.copied and len(self.inner) > 1:
-                word = LOADED
+        itemsize, several = self.gather.operand.dtype.itemsize, len(self.inner) > 1
+        width, word = self.vector * itemsize, 0.0
+        if self.copied and self.along_k:
+            word = WORD_ALONG if width <= 4 or (width == 8 and not several) else 0.0
+        elif width <= 4 and (self.copied or abs(self.gather.outer[-1]) * itemsize >= LINE_BYTES):
+            word = LOADED if several and not self.copied else WORD
         return self.effort + self.piece / self.vector * word
 
     @property

@@ -99,6 +99,8 @@ STAGES = (4, 3, 2)
 #: The share of the L2 cache's rate that is reached, and the cycles until the first bytes arrive; bytes of shared
 #: memory, and instructions of single threads, in a cycle.
 L2_SHARE, LATENCY, SHARED_RATE, ISSUE = 48 / 70, 900.0, 128.0, 128.0
+#: Instructions that round an element to tf32.
+ROUND = 2.0
 #: Cycles between two loads to registers of a warp that has one of the multiprocessor's schedulers to itself.
 BETWEEN_LOADS = 15.0
 #: How much longer products take of so few warps.
@@ -131,9 +133,17 @@ def schedules(spec: ContractionSpec, target: Target) -> tuple[MmaSchedule, ...]:
 
 
 def cycles(spec: ContractionSpec, target: Target) -> float:
-    """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
+    """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason.
+
+    Matrices that are larger than the L2 cache come from memory, as those of thin products.
+    """
     # Schedules are ranked without the time between loads: the best ones have about the same.
-    return cost(spec, best(spec, target), target)
+    found = cost(spec, best(spec, target), target)
+    if spec.a.image is not None:
+        return found
+    sides = ((spec.a, spec.m), (spec.b, spec.n))
+    moved = sum(prod((*spec.batch, *sizes, *spec.k)) * side.operand.dtype.itemsize for side, sizes in sides)
+    return max(found, moved / (target.memory_share * target.bytes_per_cycle)) if moved > target.l2_bytes else found
 
 
 @lru_cache(256)
@@ -306,7 +316,9 @@ def _busy(parts: TilePaths, s: MmaSchedule, target: Target) -> float:
     pieces = s.tile_m * s.tile_k / parts.a.piece * parts.a.busy + cols * s.tile_k / parts.b.piece * parts.b.busy
     # Instructions of warps that multiply: one for 16 x 8 results and 32 bytes, and those that load its fragments.
     multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
-    work = [products, shared, filled / (L2_SHARE * target.l2_rate), (pieces + 32 * multiply) / ISSUE]
+    # What lanes round to tf32 on the way to the products.
+    rounded = 0 if parts.a.words or parts.a.gather.operand.dtype.name != "float32" else ROUND * _fragments(parts, s)
+    work = [products, shared, filled / (L2_SHARE * target.l2_rate), (pieces + 32 * multiply + rounded) / ISSUE]
     return max(work) + 0.1 * (sum(work) - max(work))
 
 

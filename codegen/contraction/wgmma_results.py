@@ -154,8 +154,8 @@ class Results:
 class DirectResults(Results):
     """Results that are written from registers: the two rows of a thread, one after the other.
 
-    Where some columns of a tile may not exist, branches would have each load wait for the result before.  So operands
-    of several results are loaded together, without branches; and results that are reduced alone are computed, too.
+    Operands of several results are loaded together, without branches: else each load would wait for the result before.
+    Where some columns of a tile may not exist, results that are reduced alone are computed, too.
     """
 
     def write(self) -> None:
@@ -172,7 +172,7 @@ class DirectResults(Results):
                         f"const int right = anew({PAIR});  // what is known of columns is not kept for all rows"
                     )
                     self._pairs(place, "right")
-            elif ragged and self.epilogue.differing:
+            elif self.epilogue.differing:
                 self._together(place)
             else:
                 self._pairs(place, left_out=self.beyond_n)
@@ -193,20 +193,21 @@ class DirectResults(Results):
 
     def _together(self, place: Sequence[str]) -> None:
         """Writes the results of row ``place``, a few pairs at a time, their operands first."""
-        w = self.w
+        w, ragged = self.w, self.block.n.ragged
         side = next(side for side in TOGETHER if self.s.part % side == 0)
         with w.unrolled(f"for (int c = 0; c < {self.s.part}; c += {side})"):
-            vectors = self.epilogue.declare(self._run(), side // 8)
+            vectors = self.epilogue.declare(self._run(whole=not ragged), side // 8)
             with w.unrolled(f"for (int j = c; j < c + {side}; j += 8)"):
-                self._column("j", held=True)
+                self._column("j", held=ragged)
                 brought = {n: f"{name}[(j - c) / 8]" for n, name in vectors.items()}
-                self.epilogue.bring([*place, "n"], self._run(self._held_element), brought)
+                run = self._run(self._held_element) if ragged else self._run(whole=True)
+                self.epilogue.bring([*place, "n"], run, brought)
             with w.unrolled(f"for (int j = c; j < c + {side}; j += 8)"):
                 self._column("j")
                 w.leave(*self.beyond_n)
                 sinks = self.partials.sinks(f"j + {PAIR}", outside=False, row="i", chunk="j")
                 sums = self._sums("j / 2 + i * 2 + e")
-                self.epilogue.results([*place, "n"], sums, self._run(), sinks=sinks, given=brought)
+                self.epilogue.results([*place, "n"], sums, self._run(whole=not ragged), sinks=sinks, given=brought)
 
 
 class ChunkedResults(Results):
