@@ -369,6 +369,8 @@ COPY, ELEMENT, RESULT, STAGED = 20.0, 27.0, 6.0, 10.7
 LAUNCH, TILE, BROUGHT, WAIT, BETWEEN = 3000.0, 1455.0, 1455.0, 28.0, 2.7
 #: The share of all other work that is not hidden behind the longest.
 EXPOSED = 0.36
+#: How much longer tiles were measured to take, and those whose results lie in phases.
+LONGER, PHASED = 1.12, 1.6
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[HaloSchedule, ...]:
@@ -471,7 +473,8 @@ def _cost(x: HaloTile, tiles: int, resident: int, target: Target) -> float:
     waits += BETWEEN * instructions / s.threads
     blocks = -(-x.slabs.tiles * -(-x.tiles // tiles) // target.sms)  # of a multiprocessor
     once = LAUNCH + blocks * (filters / L2_RATE + _copies(filters, x.filter_vector, at.itemsize) / ISSUE)
-    return once + -(-blocks // resident) * tiles * hypot(busy * min(blocks, resident), waits)
+    longer = PHASED if len(at.phases) > 1 else LONGER
+    return once + longer * -(-blocks // resident) * tiles * hypot(busy * min(blocks, resident), waits)
 
 
 def _copies(size: int, vector: int, itemsize: int) -> float:

@@ -106,14 +106,14 @@ BETWEEN_LOADS = 15.0
 #: How much longer products take of so few warps.
 FEW_WARPS = {1: 2.0, 2: 1.5, 4: 1.2}
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
-OVERHEAD, EPILOGUE_RATE = 1500.0, 20.0
+OVERHEAD, BEGIN, EPILOGUE_RATE = 1500.0, 100.0, 20.0
 #: More cycles for a result where they are written one by one.
-SINGLE, WARP_TILE = 0.4, 64
+SINGLE, WARP_TILE = 0.2, 64
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
 #: has a computed operand.
-WINDOWS, ACROSS, COMPUTED = 1.6, 2.4, 2.2
+WINDOWS, ACROSS, COMPUTED = 1.6, 2.8, 2.2
 #: The share of that where so many blocks, or more, are on a multiprocessor: they hide each other's waits.
-SLOWER, SLOWER_TOGETHER = {1: 1.2, 2: 0.9}, 0.6
+SLOWER, SLOWER_TOGETHER = {1: 1.2, 2: 1.2}, 0.5
 #: Where lanes read elements one by one: those that are rounded to tf32 in a cycle; how much longer a stage takes for
 #: few warps, for many, and with windows of an image; the longest side of a tile.
 CONVERTED, WAITING, SHARING, WORDS_ACROSS, WORDS_SIDE = 16.0, 2.0, 1.25, 1.3, 128
@@ -415,4 +415,4 @@ def _cost(
         stage *= 1 + (factor - 1) * SLOWER.get(together, SLOWER_TOGETHER)
     results, exchange = tile.results / s.split_k, 3000.0 if s.split_k > 1 else 0.0
     code = CODE * log2(s.warp_rows * s.warp_cols / 256)
-    return LATENCY + code + rounds * (tile.share * depth * stage + results + exchange + OVERHEAD / together)
+    return LATENCY + code + rounds * (tile.share * depth * stage + results + exchange + BEGIN + OVERHEAD / together)
