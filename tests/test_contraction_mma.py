@@ -122,6 +122,26 @@ def test_ragged_sizes_and_all_transpositions(sizes):
     assert takes_mma(check_cases(in_mma(cases), guard=True))
 
 
+def test_what_goes_through_registers_is_there_in_time():
+    """Single elements of odd rows: with stages to spare they stay in registers while a stage is multiplied."""
+    found = []
+    for tile_k, stages in itertools.product((32, 64), (2, 3, 4)):
+        s = MmaSchedule(32, 64, tile_k, 2, 2, stages)
+        found.append((stages, matmul((35, 167), (167, 67), "bfloat16", schedule=lambda _, s=s: s)))
+    check_cases([case for _, case in found], guard=True)
+    for stages, case in found:
+        assert ("stash(held)" in code(case)) == (stages > 2)
+
+
+def test_rows_past_the_end_are_not_read():
+    s = MmaSchedule(64, 128, 32, 2, 2, 4)
+    case = matmul((40, 64), (64, 152), "bfloat16", b_strides=(1, 64), schedule=lambda _: s)
+    check_cases([case], guard=True)
+    made = code(case)
+    assert "b_exists[i] ? 16 : 0" in made
+    assert "a_exists[i] ? 16 : 0" in made
+
+
 def test_split_reductions_add_up_the_blocks_of_a_cluster():
     shapes = [(70, 100, 1000, 2), (128, 64, 1024, 4), (64, 64, 777, 2)]
     cases = [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import check_on_gpu, leave_out_pass, share
-from kernel_cases import Case, check_cases
+from kernel_cases import Case, check_cases, executable
 from test_contraction import epilogues, matmul, transposed
 
 import codegen
@@ -90,6 +90,15 @@ def test_ragged_sizes():
     sizes = [(1, 1, 8), (1, 17, 16), (2, 33, 24), (7, 16, 8), (8, 15, 136), (9, 100, 40), (15, 31, 72), (16, 16, 520)]
     cases = [thin(*each, dtype, swapped=s) for each in sizes for s, dtype in ((False, "float16"), (True, "bfloat16"))]
     assert are_thin(check_cases(cases, guard=True))
+
+
+def test_pieces_that_do_not_exist_have_no_branches():
+    """Loads behind branches would wait for each other; elements that are computed are not for nothing."""
+    case = thin(1, 48, 1056, "bfloat16", schedule=fixed(16, 4, 4))
+    check_cases([case], guard=True)
+    source = executable(case).plan.kernels[0].source.code
+    assert "inside ? load" in source
+    assert "if (k + c *" not in source
 
 
 def test_what_it_is_not_for():

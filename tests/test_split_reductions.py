@@ -159,6 +159,17 @@ def test_norms_of_channels(shape: tuple[int, ...], kernels: int, back: bool) -> 
     assert first.grid[0] >= 16
 
 
+@pytest.mark.parametrize(("shape", "kernels"), [((64, 400, 28, 28), 3), ((2, 16, 6, 6), 1)])
+def test_norms_that_turn_their_results(shape: tuple[int, ...], kernels: int) -> None:
+    """Results that are written one by one take as long as sectors of memory: tiles turn them behind sums of parts."""
+    graph = fg.Graph("turned")
+    x = graph.tensor("x", shape, layout="NHWC")
+    scale, bias = (graph.tensor(name, (1, shape[1], 1, 1)) for name in ("scale", "bias"))
+    graph.output(graph.groupnorm(x, scale, bias, groups=4), name="y", layout="contiguous")
+    found = plan(graph, Options(target=target("h200")), choose=by_cost_model(target("h200")))
+    assert len(found.kernels) == kernels
+
+
 @pytest.mark.slow
 def test_clusters_of_strips_are_right() -> None:
     graphs = [channels_norm((3, 20, 19, 21), dtype, back=back) for dtype in ("float32", "bfloat16") for back in (0, 1)]

@@ -64,7 +64,7 @@ class _Renderer:
         self.depth, self.ahead = parts.stages(s.tile_k), s.stages - 1
         self.steps = s.tile_k * parts.a.itemsize // STEP
         #: whether what goes through registers stays there while the next stage is multiplied, too
-        self.late = self.stashed and self.ahead > (1 if self.steps > 1 else 2)
+        self.late = self.stashed and self.ahead > 1
         batches = "batch" if parts.batch > 1 else "0"
         self.partials = Partials(self.w, spec, self.names, self.fragments.t, batches)
         # Partial reductions need the sums where the main loop left them.

@@ -40,6 +40,8 @@ BUSY = 32 / 33
 CHOICE, WHOLE, PARTS, MANY = "parts of a reduction", "whole", "in parts", 2
 SHORT_BYTES = 512 << 10
 AS_LONG = 1.6
+#: Bytes that are written for an element by itself, and the share of memory's rate at which they are: measured.
+SECTOR_BYTES, WRITTEN = 32, 0.67
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
 #: At most so many bytes of neighbouring rows lie side by side in a block.
@@ -91,6 +93,8 @@ def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node
     if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in axes)):
         return {}
     cycles = _estimates(whole, any(_returns(graph, n, n.inputs[0]) for n in nodes), target)
+    if not whole.across and any(_turns(graph, n, n.inputs[0]) for n in nodes):
+        cycles[WHOLE] = _turned(whole, x, target)
     alike, preferred = f"{x.shape} {axes}", PARTS if wanted else WHOLE
     return {n: (weigh(CHOICE, n.name, cycles, preferred, options.settled, alike), size) for n in nodes}
 
@@ -101,6 +105,17 @@ def _estimates(whole: Parallelism, again: bool, target: Target) -> dict[str, flo
     moved = looks * whole.blocks * whole.bytes_each / target.bytes_per_cycle
     at_once = whole.cycles(target, looks) if whole.across else moved / min(1.0, whole.blocks / target.sms)
     return {WHOLE: target.launch_cycles + at_once, PARTS: target.launch_cycles + whole.cycles_apart(target, more)}
+
+
+def _turned(whole: Parallelism, x: Tensor, target: Target) -> float:
+    """Returns the cycles of a kernel that reduces rows and writes a result as large that lies otherwise.
+
+    With enough blocks it waits for what it writes one by one, sector by sector.
+    """
+    if whole.blocks < BUSY * target.sms:
+        return _estimates(whole, True, target)[WHOLE]
+    written = most(x.size) * SECTOR_BYTES / WRITTEN
+    return target.launch_cycles + (whole.blocks * whole.bytes_each + written) / target.bytes_per_cycle
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
@@ -158,9 +173,8 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
     whole = parallelism_of(graph, x, axes)
-    if not whole.across and _turns(graph, node, x) and whole.blocks < BUSY * target.sms:
-        cycles = _estimates(whole, True, target)
-        short = cycles[WHOLE] <= cycles[PARTS]
+    if not whole.across and _turns(graph, node, x):
+        short = _turned(whole, x, target) <= _estimates(whole, True, target)[PARTS]
     elif returns(graph, node, target):
         return None
     elif not whole.across:
