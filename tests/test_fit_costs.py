@@ -22,6 +22,7 @@ from fusegraph.bench.schedules.fit import (
     HEADS,
     Triple,
     by_form,
+    chosen,
     closeness,
     constants,
     fitted,
@@ -89,6 +90,18 @@ def test_known_constants_are_found_again() -> None:
     assert after.error < 1.01 < first.error
     assert after.close == 1.0
     assert after.regret == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_choices_follow_the_measurements() -> None:
+    every = triples(_measured({}))
+    wrong = {("codegen.contraction.wgmma_schedule", "MEMORY_SHARE"): 0.1}
+    found = chosen(every, H200, wrong)
+    before, after = (by_form(every, H200, values)[0].regret for values in (wrong, found))
+    assert after < 1.01
+    assert before > 1.02
+    right = constants(H200, [WGMMA])
+    assert chosen(every, H200, right) == right  # nothing is chosen better than what is chosen best
 
 
 def test_constants_exist_and_are_restored() -> None:

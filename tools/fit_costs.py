@@ -4,6 +4,9 @@ fusegraph bench --suite schedules --json FILE    measures schedules on a GPU
 python tools/fit_costs.py FILE                   fits the figures of its target that only measurements tell
 python tools/fit_costs.py FILE --forms wgmma     fits the constants of a form's cost model (or "all"), which hold for
                                                  every target, instead
+python tools/fit_costs.py FILE --forms all --choices
+                                                 fits them so that the fastest schedules are chosen, however far off the
+                                                 estimates are
 
 Every second kernel is fitted to; the others tell whether the constants hold for what they were not fitted to.
 """
@@ -16,7 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fusegraph.bench.results import columns
-from fusegraph.bench.schedules.fit import CONSTANTS, FIGURES, HEADS, Triple, Values, by_form, constants, fitted, triples
+from fusegraph.bench.schedules.fit import (
+    CONSTANTS,
+    FIGURES,
+    HEADS,
+    Triple,
+    Values,
+    by_form,
+    chosen,
+    constants,
+    fitted,
+    triples,
+)
 from fusegraph.bench.schedules.run import read
 
 
@@ -42,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--forms", default="", help="names of forms, separated by commas; or all")
+    parser.add_argument("--choices", action="store_true", help="fit what is chosen, not the times")
     given = parser.parse_args(arguments)
     target, rows = read(given.file)
     every = triples(rows)
@@ -51,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"--forms: none of {', '.join(form.partition(' ')[2] for form in CONSTANTS)}")
     before = constants(target, forms, () if forms else FIGURES)
     used = [t for t in every if (t.form in forms if forms else t.form in CONSTANTS or t.form.startswith("rows"))]
-    after = fitted([t for t in used if t.kernel % 2 == 0], target, before)
+    after = (chosen if given.choices else fitted)([t for t in used if t.kernel % 2 == 0], target, before)
     measured = sum(s["us"] is not None for _, schedules in rows for s in schedules)
     print(
         f"{len(every)} schedules of {len(rows)} kernels on {target.title}; {measured} were measured, others are no more"

@@ -1,5 +1,7 @@
-"""Fits the constants of cost models to measured schedules: least squares of the logarithms of estimated to measured.
+"""Fits the constants of cost models to measured schedules, to their times or to which of a kernel's is the fastest.
 
+`fitted` takes the least squares of the logarithms of estimated to measured. `chosen` takes the least regret: an
+estimate that is far off does no harm as long as the fastest schedule has the least one.
 A constant is a figure of a `codegen.target.Target`, or a number of the module in which a form's cost model is.
 """
 
@@ -9,7 +11,7 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from math import exp, fsum, log
+from math import exp, fsum, log, sqrt
 from operator import itemgetter
 from typing import Any
 
@@ -42,8 +44,9 @@ CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "contraction mma": {
         "codegen.contraction.mma_schedule": (
             "L2_SHARE", "LATENCY", "SHARED_RATE", "ISSUE", "BETWEEN_LOADS", "OVERHEAD", "EPILOGUE_RATE", "SINGLE",
-            "WINDOWS", "COMPUTED", "CODE",
+            "WINDOWS", "COMPUTED", "CODE", "ROUND", "BEGIN", "ACROSS", "CONVERTED",
         ),
+        "codegen.tile_path": ("SCATTERED", "WORD", "LOADED"),
     },
     "contraction stem": {
         "codegen.contraction.stem_schedule": (
@@ -54,6 +57,7 @@ CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "contraction simt": {
         "codegen.contraction.simt_schedule": (
             "LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK", "RESULT", "RESULT_OPERAND",
+            "RING_START",
         ),
     },
     "direct_convolution strips": _DIRECT | {_DIRECT_SCHEDULE: ("STRIP", "STRIP_FILLED", "STRIP_LATENCY")},
@@ -68,6 +72,8 @@ CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 #: A constant stays within this factor of what it is, and a difference counts less from this one on.
 FACTOR, OUTLIER = 4.0, 1.5
+#: What a search for better choices multiplies a constant by, and the least gain that is worth a change.
+MOVES, GAIN = (0.25, 0.5, 0.75, 1.33, 2.0, 4.0), 0.002
 #: An estimate is close that differs by less than this factor.
 CLOSE = 1.2
 
@@ -162,6 +168,37 @@ def fitted(every: Sequence[Triple], target: Target, values: Values) -> Values:
         differences, start, bounds=(start - bound, start + bound), loss="soft_l1", f_scale=log(OUTLIER), diff_step=0.02
     )
     return {**values, **{name: float(f"{value:.4g}") for name, value in zip(names, np.exp(found.x))}}
+
+
+def chosen(every: Sequence[Triple], target: Target, values: Values) -> Values:
+    """Returns the values with which the schedules with the least estimates take the least time.
+
+    It searches along one constant after the other. What counts is the mean of the logarithms of the regrets, of all
+    forms of a kernel together, and half their root mean square: few choices that are far off are worse than many
+    that are slightly.
+    """
+    kernels: dict[int, list[Triple]] = {}
+    for t in every:
+        kernels.setdefault(t.kernel, []).append(t)
+    least = {kernel: min(t.us for t in some) for kernel, some in kernels.items()}
+
+    def loss(of: Values) -> float:
+        with using(of, target) as on:
+            picked = {kernel: min(some, key=lambda t: t.estimate(on)).us for kernel, some in kernels.items()}
+        regrets = [log(us / least[kernel]) for kernel, us in picked.items()]
+        return fsum(regrets) / len(regrets) + 0.5 * sqrt(fsum(x * x for x in regrets) / len(regrets))
+
+    best, now = loss(values), dict(values)
+    improved = True
+    while improved:
+        improved = False
+        for name in values:
+            for value in [now[name] * move for move in MOVES]:
+                if values[name] / FACTOR <= value <= values[name] * FACTOR:
+                    found = loss({**now, name: float(f"{value:.4g}")})
+                    if found < best - GAIN:
+                        best, now, improved = found, {**now, name: float(f"{value:.4g}")}, True
+    return now
 
 
 # ---- how close estimates are
