@@ -180,25 +180,28 @@ def test_what_is_split(dtype):
 
 
 @pytest.mark.parametrize(
-    ("graph", "times"),
+    ("graph", "times", "most"),
     [
         (
             forward((1, 512, 7, 7), 512, algorithm="direct"),
             {1: 291, 2: 153, 4: 81, 8: 45, 16: 30, 32: 26, 64: 23.6},
+            1.11,
         ),
         (
             backward((64, 64, 56, 56), 64, "bfloat16"),
             {1: 132, 2: 72, 4: 56.5, 8: 51.6, 16: 52, 32: 46.3, 64: 50.8},
+            1.05,
         ),
         (
             backward((64, 256, 56, 56), 256, "bfloat16"),
             {1: 330, 2: 343, 4: 358, 8: 386, 16: 310, 32: 321, 64: 353},
+            1.05,
         ),
     ],
 )
-def test_parts_are_those_that_were_fastest_on_an_h200(graph, times):
+def test_parts_are_those_that_were_fastest_on_an_h200(graph, times, most):
     """Microseconds with a cold cache, by the number of parts."""
-    assert times[split_of(graph)] <= 1.11 * min(times.values())
+    assert times[split_of(graph)] <= most * min(times.values())
 
 
 def test_products_of_one_kernel_stay_whole():
