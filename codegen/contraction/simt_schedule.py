@@ -149,14 +149,14 @@ def _estimates(
     c, products, itype = spec.accumulate, spec.products, _itype(spec)
     # Sums that leave a thread enough registers for everything else; the smallest tiles always do.
     most = max(256 // SIZE_OF[c], CHUNK * CHUNK * products)
-    scattered, share, leaving = _scattered(spec), busy_share(spec), _leaving(spec)
+    scattered, share = _scattered(spec), busy_share(spec)
     for tile in TILES:
         schedule = SimtSchedule(*tile, itype)
         if wanted not in (None, schedule) or tile[3] * tile[4] * products > most or not _divides(spec, tile):
             continue
         if buffers(tile, c, products).bytes + combined(spec, tile).bytes <= STATIC_BYTES:
             found = _cycles(target, tile, sizes, products, c, scattered, share)
-            yield found + _blocks(target, tile, sizes) * prod(tile[:2]) * leaving, schedule
+            yield found + _leaving(spec, target, tile, sizes), schedule
     # A CPU, for which the portable target is, takes twice as long over copies of single elements.
     if target.arch.has_cp_async and target != PORTABLE and _copyable(spec):
         plain = _plain(spec) and itype == "int32"
@@ -167,7 +167,7 @@ def _estimates(
             schedule = SimtSchedule(*tile, itype, blocks if plain else max(1, blocks // 2), stages)
             if wanted in (None, schedule):
                 found = _ring_cycles(target, ring, sizes, _widths(spec, tile), share, plain=plain)
-                yield found + _blocks(target, tile, sizes) * prod(tile[:2]) * leaving, schedule
+                yield found + _leaving(spec, target, tile, sizes), schedule
 
 
 def _divides(spec: ContractionSpec, tile: Tile) -> bool:
@@ -237,9 +237,10 @@ def _blocks(target: Target, tile: Tile, sizes: Sizes) -> int:
     return Edge(batch * Edge(m, tile[0]).tiles * Edge(n, tile[1]).tiles, target.sms).tiles
 
 
-def _leaving(spec: ContractionSpec) -> float:
-    """Returns the cycles in which a result leaves."""
-    return RESULT + RESULT_OPERAND * sum(any(op.strides) for op in spec.program.loads)
+def _leaving(spec: ContractionSpec, target: Target, tile: Tile, sizes: Sizes) -> float:
+    """Returns the cycles in which the results of a multiprocessor leave."""
+    each = RESULT + RESULT_OPERAND * sum(any(op.strides) for op in spec.program.loads)
+    return _blocks(target, tile, sizes) * prod(tile[:2]) * each
 
 
 def _ring_cycles(
