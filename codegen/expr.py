@@ -39,7 +39,8 @@ class Operand:
 
     strides count elements, one for each iteration dimension; 0 repeats the element along it.  alignment is what the
     base pointer is known to be a multiple of, in bytes.  begin is for loads of the rows family, of which each row has
-    another part (a gather): None if all follows from the strides.
+    another part (a gather): None if all follows from the strides.  start is where the first element lies behind the
+    pointer, of loads of the pool family.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Operand:
     strides: tuple[int, ...]
     alignment: int = 16
     begin: Begin | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True)

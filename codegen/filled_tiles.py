@@ -23,7 +23,6 @@ from codegen.tiles import check_across, check_element, check_limits, im2col, til
 def filled(spec: ContractionSpec) -> OperandTiles:
     """Returns a contraction's operands of which threads fill at least one.  Raises Declined where this cannot be."""
     types = product_types(spec, widen=False)
-    check_limits(spec)
     found, reason = [], Declined("")
     for order in orders(spec):
         try:
@@ -60,6 +59,7 @@ def _side(
     side: TilePath | MappedOperand = way
     if as_it_lies(gather, product):
         with suppress(Declined):  # else threads bring it, too
+            check_limits(spec)
             side = _copied(spec, number, sizes, order)
         if not side.along_k and way.itemsize != 2:
             side = way  # and transpose it

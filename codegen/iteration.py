@@ -92,7 +92,7 @@ def restrided(program: Program, strides: Sequence[Strides]) -> Program:
 def aligned(operand: Operand, vector: int, along: int) -> bool:
     """Tells whether every vector of an operand along a dimension is aligned for a single access."""
     needed = min(16, vector * operand.dtype.itemsize)
-    starts = (s for d, s in enumerate(operand.strides) if d != along)
+    starts = (operand.start, *(s for d, s in enumerate(operand.strides) if d != along))
     return operand.alignment % needed == 0 and all(s * operand.dtype.itemsize % needed == 0 for s in starts)
 
 

@@ -178,7 +178,7 @@ class PoolSpec(KernelSpec):
     outer    sizes of the result's dimensions: an element for each window.
     windows  (dimension, window): which elements a window holds along a dimension; they are folded in row-major order.
     program  its space is outer, then the elements along each window.  Operands read for every element of a window have
-             strides over these, and of 0 along the window's own dimension.
+             strides over these, and of 0 along the window's own dimension unless each window reads elements of its own.
     """
 
     outer: tuple[int, ...]

@@ -202,7 +202,8 @@ class Elements:
         w, operand, pointer = self.w, self.program.loads[n], self.pointers.loads[n]
         count = self.count(n)
         coordinates = [*self.at, *self.sources()]
-        place = plus(pointer, self.offset(operand.strides, coordinates))
+        offset = self.offset(operand.strides, coordinates, operand.start)
+        place = plus(pointer, offset)
         step = operand.strides[self.space.rank - 1]
         if count > 1 and step != 1:
             if target.startswith("const "):
@@ -214,14 +215,14 @@ class Elements:
         elif inside:
             w.line(f"{target} = load_if<{count}>({inside}, {place}){'' if count > 1 else '[0]'};")
         else:
-            read(w, target, pointer, self.offset(operand.strides, coordinates), count)
+            read(w, target, pointer, offset, count)
 
-    def offset(self, strides: tuple[int, ...], coordinates: list[str], *, element: bool = False) -> str:
+    def offset(self, strides: tuple[int, ...], coordinates: list[str], start: int = 0, *, element: bool = False) -> str:
         """Returns the C expression of an offset; with ``element``, that of neighbour ``e``."""
         terms = list(zip(coordinates, strides))
         if element and self.s.vector > 1:
             terms.append(("e", strides[self.space.rank - 1]))
-        return linear(terms)
+        return linear(terms, start)
 
 
 def quotient(text: str, divisor: int) -> str:

@@ -137,7 +137,7 @@ class PoolRenderer(Elements):
         moving = [d for (d, _), many in zip(self.windows, self.patch) if many > 1]
         for n, operand in enumerate(self.program.loads):
             used = Load(n) in self.space.folded or Load(n) in self.space.final
-            if used and not self.space.under(operand.strides) and not any(operand.strides[d] for d in moving):
+            if used and n not in self.space.taps and not any(operand.strides[d] for d in moving):
                 self.fixed[n] = self._load(n, self.offset(operand.strides, self.at), self.s.vector)
 
     def _declare_parts(self) -> None:

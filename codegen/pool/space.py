@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from codegen.expr import Load, Program, Value
+from codegen.expr import Load, Operand, Program, Value
 from codegen.iteration import aligned, extent, restrided, signed_index_type, widest_vector
 from codegen.records import once
 from codegen.spec import PoolSpec
@@ -30,10 +30,6 @@ class Space:
     def rank(self) -> int:
         return len(self.outer)
 
-    def under(self, strides: tuple[int, ...]) -> bool:
-        """Tells whether strides tell the elements of a window apart."""
-        return any(strides[self.rank :])
-
     @once
     def folded(self) -> frozenset[Value]:
         """The values that are computed for every element of a window."""
@@ -47,9 +43,17 @@ class Space:
 
     @once
     def taps(self) -> tuple[int, ...]:
-        """The loads that differ from element to element of a window."""
-        loads = self.program.loads
-        return tuple(n for n in range(len(loads)) if Load(n) in self.folded and self.under(loads[n].strides))
+        """The loads that differ from element to element of a window, or that each window has elements of its own of."""
+        every = [k for k, op in enumerate(self.program.loads) if any(op.strides[self.rank :]) or self._own(op)]
+        return tuple(n for n in every if Load(n) in self.folded)
+
+    def _own(self, operand: Operand) -> bool:
+        return any(operand.strides[d] for d, _ in self.windows)
+
+    @once
+    def apart(self) -> bool:
+        """Whether each window reads elements of its own, though others lie over the same: none are read together."""
+        return any(self._own(self.program.loads[n]) for n in self.taps)
 
     @property
     def inner(self) -> bool:
@@ -74,7 +78,8 @@ def normalize(spec: PoolSpec) -> Space:
     leader = max(loads or columns, key=lambda s: (any(s[rank + k] for k in kept), sum(x > 0 for x in s)))
     steps = leader[:rank]
     for d, k in along.items():
-        steps[d] = leader[k]
+        window = windows[k - rank][1]
+        steps[d] = leader[k] + leader[d] * (window.stride if isinstance(window, Covering) else 1)
     order = sorted(range(rank), key=lambda d: (-steps[d], d))
     order = [d for d in order if spec.outer[d] != 1 or d in along]
     sizes: list[int] = []
@@ -127,7 +132,7 @@ def steps(space: Space, patch: list[int]) -> tuple[int, int]:
 
 def patches(space: Space, back: int, wanted: Iterable[int]) -> list[int]:
     """Returns those of some numbers of positions along a window, counted from the last, that can be taken together."""
-    if len(space.windows) < back or any(isinstance(w, Adaptive) for _, w in space.windows[-back:]):
+    if space.apart or len(space.windows) < back or any(isinstance(w, Adaptive) for _, w in space.windows[-back:]):
         return [1]
     d, window = space.windows[-back]
     assert not isinstance(window, Adaptive)
@@ -157,6 +162,6 @@ def index_type(space: Space) -> str:
     reach = 1
     for op in space.program.operands:
         beside = sum(t * w.count * 8 for t, (_, w) in zip(op.strides[space.rank :], space.windows))
-        reach = max(reach, extent(shape, op.strides) + beside)
+        reach = max(reach, op.start + extent(shape, op.strides) + beside)
     positions = max((w.size * (space.outer[d] + 1) for d, w in space.windows), default=0)
     return signed_index_type(reach, prod(space.outer), positions)

@@ -53,6 +53,8 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[StagedSchedule]:
         raise Declined("windows of different sizes are large, or not along neighbours in memory")
     if not prod(space.outer) * prod(w.size for _, w in space.windows):
         raise Declined("there is nothing to fold")
+    if space.apart:
+        raise Declined("no two windows have an element in common")
     if _alone(space):
         raise Declined("threads read what lies under their windows in vectors, and share little of it")
     found = _ranked(canonical(spec), target)

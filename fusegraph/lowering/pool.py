@@ -7,16 +7,17 @@ from math import inf, prod
 
 from codegen.combiners import ADD, MAX
 from codegen.declined import Declined
-from codegen.expr import Index, Reduced, Reduction, Value, compute_type, literal
+from codegen.expr import Index, Operand, Reduced, Reduction, Value, compute_type, literal
 from codegen.sizes import least, most, varies
 from codegen.spec import PoolSpec, RowsSpec
-from codegen.windows import Adaptive, Sliding, Window
+from codegen.windows import Adaptive, Covering, Sliding, Window
 from fusegraph.graph import Node, Tensor
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, check_broadcasts
 from fusegraph.ops.base import Kind, Role
+from fusegraph.ops.columns import COLUMNS, parts
 from fusegraph.ops.pooling import Windows, counts, forward_of, padded_ends
 
 #: The instructions of a pointwise op that is a function rather than one, and of an element of a window.
@@ -47,7 +48,11 @@ class _Space:
         nodes = view.of(Kind.POOLING)
         first = nodes[0]
         self.windows, self.shape = geometry(first)
+        #: of which windows take each tap from another place, or None
+        self.columns = first.inputs[0] if first.op.fold == COLUMNS else None
         self.elements = first.inputs[0].shape
+        if self.columns is not None:
+            self.elements = (*self.shape[:2], *parts(self.elements)[1])
         for node in nodes[1:]:
             if (node.inputs[0].shape, *geometry(node)) != (self.elements, self.windows, self.shape):
                 raise Declined(
@@ -55,6 +60,8 @@ class _Space:
                     "kernel has windows of one form"
                 )
         self.before = view.before(t for node in nodes for t in node.inputs)
+        if self.columns is not None and (self.before or len(nodes) > 1):
+            raise Declined(f"{first.op.name} {first.name!r} reads columns from memory, and has a kernel to itself")
         for node in nodes:
             if node in self.before:
                 raise Declined(f"{node.op.name} {node.name!r} comes before windows of its result")
@@ -126,9 +133,27 @@ class _Space:
         """
         if not elements:
             return broadcast_strides(tensor, self.shape) + (0,) * len(self.windows)
+        if tensor is self.columns:
+            return self._taps()
         steps = broadcast_strides(tensor, self.elements)
         outer = (0 if d in self.windows else s for d, s in enumerate(steps))
         return (*outer, *(steps[d] for d in self.windows))
+
+
+    def _taps(self) -> tuple[int, ...]:
+        """Returns the strides of columns: the tap of window p over position y is y + before - p * stride."""
+        assert self.columns is not None
+        (image, channel, *rest), windows = self.columns.strides, self.windows.values()
+        taps, positions = rest[: len(windows)], rest[len(windows) :]
+        inner = (s - w.stride * tap for s, tap, w in zip(positions, taps, windows) if isinstance(w, Covering))
+        return (image, channel, *taps, *inner)
+
+    def start(self, tensor: Tensor) -> int:
+        """Returns where the first tap of the first window would lie over the first position."""
+        if tensor is not self.columns:
+            return 0
+        windows = zip(self.windows.values(), tensor.strides[2:])
+        return sum(w.before * tap for w, tap in windows if isinstance(w, Covering))
 
 
 def _cost(node: Node) -> float:
@@ -166,6 +191,9 @@ class _Builder(ProgramBuilder):
         """Lets nodes from now on be computed for every element, or for every window."""
         self._values, self._strides = self._known[elements], self._of[elements]
 
+    def _operand(self, tensor: Tensor) -> Operand:
+        return replace(super()._operand(tensor), start=self._space.start(tensor))
+
     def _add(self, node: Node) -> None:
         if node in self._space.before:
             self._enter(elements=True)
@@ -192,6 +220,9 @@ class _Builder(ProgramBuilder):
         found = self._reduce(Reduction(node.name, MAX, values[0], "int32", self._position(elements=True)))
         wanted = compute_type(node.output.dtype)
         return found if wanted == "int32" else self._emit(node.name, f"{wanted}({{0}})", [found], wanted)
+
+    def _columns(self, node: Node, values: list[Value]) -> Value:
+        return self._reduce(Reduction(node.name, ADD, values[0], self._ctype(values[0])))
 
     def _mean(self, node: Node, values: list[Value]) -> Value:
         real = self._ctype(values[0])

@@ -73,6 +73,7 @@ from fusegraph.passes.split_reductions import split_reductions
 from fusegraph.passes.split_sorts import split_sorts
 from fusegraph.passes.stacked_results import stack_results
 from fusegraph.passes.sum_logits import sum_logits
+from fusegraph.passes.tap_products import multiply_taps
 from fusegraph.passes.transposes import move_transposes
 from fusegraph.passes.vector_products import sum_products
 from fusegraph.passes.views import foresee_views
@@ -142,6 +143,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("joined products", join_products),
     Pass("scales of rows", take_out_scales),
     Pass("algorithms", choose, When.ALWAYS),
+    Pass("products of taps", multiply_taps),
     Pass(reduce_results.NAME, reduce_results.reduce_results),
     Pass(reduce_columns.NAME, reduce_columns.reduce_columns),
     Pass("long reductions", split_reductions, When.ALWAYS),
