@@ -1,8 +1,8 @@
-"""Gradients by a convolution's input as products of all taps: which, and that the gradient stays the same."""
+"""Convolutions, and gradients by their inputs, as products of all taps: which, and that results stay the same."""
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,16 @@ def gradient(
     taps: tuple[int, ...],
     layout: str = "NHWC",
     epilogue: bool = False,
-    compute_dtype: str | None = None,
+    dtype: str = "float32",
+    forward: bool = False,
     **how: Any,
 ) -> fg.Graph:
-    """Builds the gradient of an image."""
-    graph, rank = fg.Graph("gradient"), len(taps)
-    w_shape = (loss[1], channels, *taps)
+    """Builds the gradient of an image, or a convolution of one."""
+    graph, rank = fg.Graph("gradient", io_dtype=dtype), len(taps)
+    w_shape = (channels, loss[1], *taps) if forward else (loss[1], channels, *taps)
     order = (0, *range(2, rank + 2), 1) if layout == "NHWC" else tuple(range(rank + 2))
     dy, w = (graph.tensor(n, s, strides=packed_strides(s, order)) for n, s in (("loss", loss), ("w", w_shape)))
-    dx = graph.conv_dgrad(dy, w, name="dx", compute_dtype=compute_dtype, **how)
+    dx = graph.conv_fprop(dy, w, name="dx", **how) if forward else graph.conv_dgrad(dy, w, name="dx", **how)
     if epilogue:
         bias = graph.tensor("bias", (1, channels, *(1 for _ in taps)))
         dx = graph.relu(dx + bias) * 0.5
@@ -58,8 +59,6 @@ def test_which_are_products() -> None:
     for graph, options in (
         (gradient(*few, stride=2, padding=1), {"workspace": 1 << 20}),
         (gradient(*few, stride=2, padding=1, algorithm="direct"), {}),
-        (gradient(*few, stride=2, padding=1, mode="convolution"), {}),
-        (gradient((32, 512, 32, 32), 4, (1, 1), stride=2), {}),
         (gradient((1, 16, 8, 8), 16, (3, 3)), {}),
     ):
         assert "conv_dgrad" in ops(graph, **options)
@@ -85,6 +84,17 @@ def test_the_op_adds_what_lies_over_each_position() -> None:
         np.testing.assert_allclose(COL2IM.reference(columns, **how), expected)
 
 
+def test_which_convolutions_are_products() -> None:
+    narrow = ((8, 768, 64, 64), 3, (5, 5))
+    assert ops(gradient(*narrow, padding=2, dtype="bfloat16", forward=True))[-2:] == ["matmul", "col2im"]
+    for graph in (
+        gradient(*narrow, padding=2, stride=2, dtype="bfloat16", forward=True),
+        gradient(*narrow, padding=5, dtype="bfloat16", forward=True),
+        gradient((8, 64, 64, 64), 64, (5, 5), padding=2, dtype="bfloat16", forward=True),
+    ):
+        assert "col2im" not in ops(graph)
+
+
 PROBLEMS: tuple[Any, ...] = (
     ((2, 64, 5, 6), 4, (3, 3), {"stride": 2, "padding": 1}),
     ((1, 70, 4, 3), 5, (4, 4), {"stride": 4}),
@@ -93,6 +103,11 @@ PROBLEMS: tuple[Any, ...] = (
     ((1, 65, 2, 3, 2), 2, (2, 3, 2), {"stride": (1, 2, 2), "padding": (0, 1, 0)}),
     ((1, 64, 1, 1), 1, (3, 3), {"stride": 5}),
     ((2, 64, 4, 4), 3, (1, 2), {"stride": 3, "size": (12, 12)}),
+    ((2, 40, 4, 4), 3, (1, 1), {"stride": 2}),
+    ((1, 24, 5, 4), 6, (3, 2), {"stride": 2, "mode": "convolution"}),
+    ((2, 32, 7, 6), 4, (3, 3), {"padding": 1, "forward": True}),
+    ((2, 33, 9), 5, (4,), {"padding": ((1, 3),), "forward": True, "mode": "convolution"}),
+    ((1, 16, 3, 4, 5), 2, (3, 1, 2), {"forward": True}),
 )
 
 
@@ -105,6 +120,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_to_the_reference(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     made(monkeypatch)
     graphs = [gradient(*p, layout, epilogue=n % 2 == 1, **how) for n, (*p, how) in enumerate(PROBLEMS)]
+    halves = zip(PROBLEMS, cycle(("bfloat16", "float16")))
+    graphs += [gradient(*p, layout, epilogue=True, dtype=dtype, **how) for (*p, how), dtype in halves]
     graphs.append(gradient((2, 64, 5, 6), 4, (3, 3), layout, compute_dtype="tf32", stride=2, padding=1))
     assert all("col2im" in ops(graph) for graph in graphs)
     check_cases([Case(g, arch=arch, special=0.005) for g in graphs for arch in ("sm_80", "sm_90a")], guard=True)
@@ -126,10 +143,11 @@ def test_random_gradients(data: st.DataObject) -> None:
     size = tuple(n + m for n, m in zip(sizes, more))
     if min(size) < 1:
         return
+    dtype = data.draw(st.sampled_from(("float32", "bfloat16")))
     loss = (data.draw(st.integers(1, 2)), data.draw(st.sampled_from((3, 32, 65))), *positions)
     how = {"stride": stride, "padding": tuple(zip(before, after)), "size": size}
     layout, epilogue = data.draw(st.sampled_from(("NHWC", "NCHW"))), data.draw(st.booleans())
-    graph = gradient(loss, data.draw(st.integers(1, 5)), taps, layout, epilogue, **how)
+    graph = gradient(loss, data.draw(st.integers(1, 5)), taps, layout, epilogue, dtype, **how)
     with pytest.MonkeyPatch.context() as patch:
         made(patch)
         check_cases([Case(graph, arch="sm_90a")], guard=True)
@@ -138,4 +156,4 @@ def test_random_gradients(data: st.DataObject) -> None:
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     for layout in ("NHWC", "NCHW"):
-        check_on_gpu(gradient((8, 96, 33, 30), 24, (3, 3), layout, epilogue=True, stride=2, padding=1))
+        check_on_gpu([gradient((8, 96, 33, 30), 24, (3, 3), layout, epilogue=True, stride=2, padding=1)])
