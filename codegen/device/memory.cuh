@@ -37,6 +37,11 @@ __device__ __forceinline__ Vector<T, N> load(const T* from) {
 }
 
 template <int N, class T>
+__device__ __forceinline__ Vector<T, N> load_once(const T* from) {
+    return load<N>(from);
+}
+
+template <int N, class T>
 __device__ __forceinline__ Vector<T, N> load_evict_last(const T* from) {
     return load<N>(from);
 }
@@ -67,7 +72,37 @@ __device__ __forceinline__ Vector<T, N> load(const T* from) {
     return v;
 }
 
-// `load` of what the L2 cache is to evict last: after what is written meanwhile.
+// `load` of what is read once: it leaves the L1 cache as it is.
+template <class W>
+__device__ __forceinline__ W load_word_once(const W* from) {
+    return *from;
+}
+__device__ __forceinline__ uint2 load_word_once(const uint2* from) {
+    uint2 w;
+    asm volatile(
+        "ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+        : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(from)));
+    return w;
+}
+__device__ __forceinline__ uint4 load_word_once(const uint4* from) {
+    uint4 w;
+    asm volatile(
+        "ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(from)));
+    return w;
+}
+
+template <int N, class T>
+__device__ __forceinline__ Vector<T, N> load_once(const T* from) {
+    typedef typename Word<sizeof(T) * N>::type word;
+    constexpr int words = sizeof(T) * N / sizeof(word);
+    union { Vector<T, N> v; word w[words]; };
+#pragma unroll
+    for (int i = 0; i < words; ++i) w[i] = load_word_once(reinterpret_cast<const word*>(from) + i);
+    return v;
+}
+
+// `load_once` of what the L2 cache is to evict last: after what is written meanwhile.
 template <class W>
 __device__ __forceinline__ W load_word_evict_last(const W* from) {
     return *from;
@@ -76,7 +111,7 @@ __device__ __forceinline__ uint2 load_word_evict_last(const uint2* from) {
     uint2 w;
     asm volatile(
         "{ .reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0;"
-        " ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], p; }"
+        " ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], p; }"
         : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(from)));
     return w;
 }
@@ -84,7 +119,7 @@ __device__ __forceinline__ uint4 load_word_evict_last(const uint4* from) {
     uint4 w;
     asm volatile(
         "{ .reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0;"
-        " ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], p; }"
+        " ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], p; }"
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(from)));
     return w;
 }
@@ -214,6 +249,10 @@ __device__ __forceinline__ void prefetch(const void* from) {
 template <int N, class T>
 __device__ __forceinline__ Packed<T, N> load_packed(const T* from) {
     return load<N>(from);
+}
+template <int N, class T>
+__device__ __forceinline__ Packed<T, N> load_packed_once(const T* from) {
+    return load_once<N>(from);
 }
 template <int N, class T, class Count>
 __device__ __forceinline__ Packed<T, N> load_packed(const T* from, Count count) {

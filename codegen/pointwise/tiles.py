@@ -14,6 +14,7 @@ from codegen.buffers import Edge
 from codegen.expr import Index
 from codegen.iteration import Point, at_most, linear
 from codegen.kernel import locate
+from codegen.l2_policy import streams
 from codegen.pointwise.body import Body, apart, kept_type, packs, plus, read, vector_type
 from codegen.pointwise.schedule import THREADS
 from codegen.pointwise.tiling import Stage, TilesSchedule, Tiling
@@ -43,6 +44,8 @@ class TilesRenderer:
         self.store_tiles = {
             n: self.body.names.unique(self.program.stores[n].operand.name, "_tile") for n in self.turned_stores
         }
+        #: loads that are read once
+        self.once = streams(self.program, tiling.shape)
         #: vectors of a tile, in turns of all threads
         self.vectors = Edge(schedule.rows * schedule.cols // schedule.vector, THREADS)
         self.outer: list[str] = []
@@ -163,9 +166,13 @@ class TilesRenderer:
         ragged = self.t.height % stage.vector != 0 and not stage.shifted
         return f", {self.t.height} - ({self.row0}row)" if ragged else ""
 
+    def _how(self, n: int, packed: bool, left: str) -> str:
+        """Returns the C function that loads a vector, of whose elements ``left`` exist."""
+        return ("load_packed" if packed else "load") + ("_once" if n in self.once and not left else "")
+
     def _fetch(self, n: int, stage: Stage, point: Point, at: str) -> None:
         operand, left = self.program.loads[n], self._rows_left(stage)
-        load = "load_packed" if packs(operand, stage.vector, left != "") else "load"
+        load = self._how(n, packs(operand, stage.vector, left != ""), left)
         target, offset = f"{self.body.register(n)}{at}", point.offset(operand.strides)
         read(self.w, target, self.body.pointers.loads[n], offset, stage.vector, load=load, more=left)
 
@@ -285,7 +292,7 @@ class TilesRenderer:
             register = f"{self.body.register(n)}{array_at(self.vectors.tiles)}"
             if kind == "vector" and self.s.vector > 1:
                 offset, more = self._vector_offset(point, operand.strides), f", {left}" if left else ""
-                load = "load_packed" if packs(operand, self.s.vector, left != "") else "load"
+                load = self._how(n, packs(operand, self.s.vector, left != ""), left)
                 read(self.w, register, pointer, offset, self.s.vector, load=load, more=more)
             elif self.s.vector == 1 or kind == "uniform":
                 self.w.line(f"{register} = {pointer}[{point.offset(operand.strides)}];")

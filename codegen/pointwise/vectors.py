@@ -96,8 +96,9 @@ class VectorsRenderer:
         self.ahead = ahead(self.program, self.shape, schedule.vector)
         #: whether what is read of tables stays in registers, so that all of a thread's reads are under way at once
         self.staged = schedule.unroll > 1 and 0 < self._staged_bytes() <= MOST_STAGED
-        #: loads that the L2 cache is to evict last
-        self.evict_last = streams(self.program, self.shape) if schedule.evict_last else frozenset()
+        #: loads that are read once, and those of them that the L2 cache is to evict last
+        self.once = streams(self.program, self.shape)
+        self.evict_last = self.once if schedule.evict_last else frozenset()
 
     def _staged_bytes(self) -> int:
         """Returns the bytes of a thread's registers for all that it reads of tables."""
@@ -241,8 +242,10 @@ class VectorsRenderer:
             if kind == "spread":
                 read(w, whole, pointer, place.offset(strides), self._held(n))
             elif kind == "vector" or vector == 1 or kind == "uniform":
-                last = "load_evict_last" if n in self.evict_last and not place.ragged else "load"
-                load, count = "load_packed" if at and self._packs(n) else last, vector if kind == "vector" else 1
+                once = "_once" if n in self.once and not place.ragged else ""
+                last = "load_evict_last" if n in self.evict_last and not place.ragged else f"load{once}"
+                load = f"load_packed{once}" if at and self._packs(n) else last
+                count = vector if kind == "vector" else 1
                 read(w, whole, pointer, place.offset(strides), count, load=load, more=self._count(place))
             elif kind == "pair":
                 first, second = place.offset(strides), place.second(strides)

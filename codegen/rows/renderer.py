@@ -48,9 +48,10 @@ class RowsRenderer(ABC):
         self.kept = self.stages.kept(schedule.form) if schedule.form != "memory" else []
         self.kept_names: dict[int, str] = {}
         self.edge = Edge(self.count, schedule.rows)
-        #: loads that the L2 cache is to evict last
-        everywhere = (*self.space.outer, *self.space.row)
-        self.evict_last = streams(self.program, everywhere) if schedule.evict_last else frozenset()
+        #: loads that are read once, and those of them that the L2 cache is to evict last
+        streamed = streams(self.program, (*self.space.outer, *self.space.row))
+        self.once = streamed if schedule.form != "memory" else streamed.difference(self.stages.kept())
+        self.evict_last = streamed if schedule.evict_last else frozenset()
         #: for reductions of columns or segments: a thread's values in C, for an element; and those of this stage
         self.columns: dict[int, str] = {}
         self.beside: dict[int, str] = {}
@@ -254,7 +255,7 @@ class RowsRenderer(ABC):
     def _read(self, n: int, target: str, offset: str, *, every: bool = False) -> None:
         """Writes the read of a vector of a load; with ``every``, also where all its elements are the same."""
         count, step = self.s.vector if every else self._count(n), self.program.loads[n].strides[self.dim]
-        load = "load_evict_last" if n in self.evict_last else "load"
+        load = "load_evict_last" if n in self.evict_last else "load_once" if n in self.once else "load"
         read(self.w, target, self.pointers.loads[n], offset, count, step, load)
 
     def _hold(self, loads: Iterable[int]) -> dict[int, str]:

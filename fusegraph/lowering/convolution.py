@@ -134,10 +134,40 @@ def wgrad(node: Node, first: Operand, second: Operand) -> Product:
     return Product((groups,), rows, (filters,), inner, a, b, strides, results=results if flip else ())
 
 
+def is_apart(node: Node) -> bool:
+    """Returns true if each element of an image is under one tap of one window: no two windows share any."""
+    at, taps, size = node.attributes, node.inputs[1].shape[2:], node.output.shape[2:]
+    if tuple(at["stride"]) != tuple(taps) or any(p for pair in at["padding"] for p in pair):
+        return False
+    dilated = any(k > 1 and d > 1 for k, d in zip(taps, at["dilation"]))
+    return not dilated and size == tuple(n * k for n, k in zip(node.inputs[0].shape[2:], taps))
+
+
+def _apart(node: Node, first: Operand, second: Operand) -> Product:
+    """Rows: (image, *positions).  Columns: channels.  Reduction: filters.  Batch: (groups, *taps)."""
+    loss, w = node.inputs
+    groups = node.attributes["groups"]
+    filters, channels, taps = w.shape[0] // groups, w.shape[1], w.shape[2:]
+    own, rest = (filters * first.strides[1], filters * second.strides[0]), tuple(0 for _ in taps)
+    a = Gather(first, (own[0], *rest), (first.strides[0], *first.strides[2:]), (first.strides[1],))
+    flip = node.attributes["mode"] == "convolution"
+    along = tuple(-s if flip else s for s in second.strides[2:])
+    start = sum((n - 1) * s for n, s in zip(taps, second.strides[2:])) if flip else 0
+    b = Gather(second, (own[1], *along), (second.strides[1],), (second.strides[0],), start)
+
+    def strides(tensor: Tensor) -> tuple[int, ...]:
+        n, c, *spatial = broadcast_strides(tensor, node.output.shape)
+        return (channels * c, *spatial, n, *(s * k for s, k in zip(spatial, taps)), c)
+
+    return Product((groups, *taps), (loss.shape[0], *loss.shape[2:]), (channels,), (filters,), a, b, strides)
+
+
 def dgrad(node: Node, first: Operand, second: Operand) -> Product:
     """Rows: (image, *elements of a phase).  Columns: channels.  Reduction: (filters, *taps of a phase, last first).
     Batch: groups, phases of each dimension.
     """
+    if is_apart(node):
+        return _apart(node, first, second)
     loss, w = node.inputs
     shape, at = node.output.shape, node.attributes
     groups, rank = at["groups"], loss.rank - 2

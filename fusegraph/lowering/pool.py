@@ -139,7 +139,6 @@ class _Space:
         outer = (0 if d in self.windows else s for d, s in enumerate(steps))
         return (*outer, *(steps[d] for d in self.windows))
 
-
     def _taps(self) -> tuple[int, ...]:
         """Returns the strides of columns: the tap of window p over position y is y + before - p * stride."""
         assert self.columns is not None

@@ -41,7 +41,9 @@ def _infer(types: Types, attributes: Attributes) -> TensorType:
     return TensorType(_windows(types, attributes)[1], attributes["dtype"])
 
 
-def _reference(columns: Array, size: _Sizes, stride: _Sizes, padding: Sequence[tuple[int, int]], dtype: object) -> Array:
+def _reference(
+    columns: Array, size: _Sizes, stride: _Sizes, padding: Sequence[tuple[int, int]], dtype: object
+) -> Array:
     taps, positions = parts(columns.shape)
     reach = [(n - 1) * s + k for n, s, k in zip(positions, stride, taps)]
     ends = [max(r, before + n) for r, n, (before, _) in zip(reach, size, padding)]

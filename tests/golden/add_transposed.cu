@@ -18,13 +18,13 @@ extern "C" __global__ void __launch_bounds__(256) add_transposed_kernel(
     #pragma unroll
     for (int u = 0; u < 4; ++u) {
         const uint32 row = threadIdx.x / 4 % 16 * 4, col = threadIdx.x % 4 + threadIdx.x / 64 * 4 + u * 16;
-        b_v[u] = load<4>(b + row0 + row + (col0 + col) * 8192);
+        b_v[u] = load_once<4>(b + row0 + row + (col0 + col) * 8192);
     }
     Vector<float, 4> a_v[4];
     #pragma unroll
     for (int u = 0; u < 4; ++u) {
         const uint32 row = threadIdx.x / 16 + u * 16, col = threadIdx.x % 16 * 4;
-        a_v[u] = load<4>(a + (row0 + row) * 8192 + col0 + col);
+        a_v[u] = load_once<4>(a + (row0 + row) * 8192 + col0 + col);
     }
     #pragma unroll
     for (int u = 0; u < 4; ++u) {

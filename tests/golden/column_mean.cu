@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) column_mean_kernel(
     for (int e = 0; e < 4; ++e) y_add_part[e] = 0.0f;
     #pragma unroll 4
     for (uint32 col = lane; col < 4096; col += 512) {
-        const Vector<float, 4> x_v = load<4>(x + row + col * 512);
+        const Vector<float, 4> x_v = load_once<4>(x + row + col * 512);
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
             y_add_part[e] += x_v[e];

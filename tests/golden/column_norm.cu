@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(512) column_norm_kernel(
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
         const uint32 col = u * 64 + lane;
-        x_v[u] = load<8>(x + row + col * 16384);
+        x_v[u] = load_once<8>(x + row + col * 16384);
     }
     float reduction_add_part[8];
     #pragma unroll

@@ -17,8 +17,8 @@ extern "C" __global__ void __launch_bounds__(256) gated_kernel(
     const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 8;
     const uint32 i0 = i / 1024;
     const uint32 i1 = i % 1024;
-    const Vector<bfloat16, 8> slice_v = load<8>(slice + i0 * 2048 + i1);
-    const Vector<bfloat16, 8> slice_2_v = load<8>(slice_2 + i0 * 2048 + i1);
+    const Vector<bfloat16, 8> slice_v = load_once<8>(slice + i0 * 2048 + i1);
+    const Vector<bfloat16, 8> slice_2_v = load_once<8>(slice_2 + i0 * 2048 + i1);
     Vector<bfloat16, 8> y_v;
     #pragma unroll
     for (int e = 0; e < 8; ++e) {

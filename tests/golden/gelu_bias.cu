@@ -17,10 +17,10 @@ extern "C" __global__ void __launch_bounds__(256) gelu_bias_kernel(
     bfloat16* __restrict__ y)
 {
     const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 8;
-    const Vector<bfloat16, 8> a_v = load<8>(a + i);
+    const Vector<bfloat16, 8> a_v = load_once<8>(a + i);
     const uint32 i1 = i % 1024;
     const Vector<bfloat16, 8> bias_v = load<8>(bias + i1);
-    const Vector<bfloat16, 8> b_v = load<8>(b + i);
+    const Vector<bfloat16, 8> b_v = load_once<8>(b + i);
     Vector<bfloat16, 8> y_v;
     #pragma unroll
     for (int e = 0; e < 8; ++e) {

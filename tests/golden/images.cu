@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) images_kernel(
     bool* __restrict__ mask)
 {
     const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 16;
-    const Vector<float16, 16> x_v = load<16>(x + i);
+    const Vector<float16, 16> x_v = load_once<16>(x + i);
     const uint32 i1 = i % 64;
     const Vector<float, 16> scale_v = load<16>(scale + i1);
     const Vector<float, 16> shift_v = load<16>(shift + i1);

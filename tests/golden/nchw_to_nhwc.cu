@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(256) nchw_to_nhwc_kernel(
     #pragma unroll
     for (int u = 0; u < 4; ++u) {
         const uint32 row = threadIdx.x / 4 % 8 * 8, col = threadIdx.x % 4 + threadIdx.x / 32 * 4 + u * 32;
-        x_v[u] = load<8>(x + i0 * 802816 + row0 + row + (col0 + col) * 3136);
+        x_v[u] = load_once<8>(x + i0 * 802816 + row0 + row + (col0 + col) * 3136);
     }
     #pragma unroll
     for (int u = 0; u < 4; ++u) {

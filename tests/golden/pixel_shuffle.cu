@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) pixel_shuffle_kernel(
         const uint32 r0 = r / 64;
         const uint32 r1 = r / 32 % 2;
         const uint32 r2 = r % 32;
-        x_v[u] = load<4>(x + i0 * 4096 + r0 * 32 + r1 * 2048 + r2 + col * 1024);
+        x_v[u] = load_once<4>(x + i0 * 4096 + r0 * 32 + r1 * 2048 + r2 + col * 1024);
     }
     #pragma unroll
     for (int u = 0; u < 2; ++u) {

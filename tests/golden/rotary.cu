@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) rotary_kernel(
     bfloat16* __restrict__ y)
 {
     const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 8;
-    const Vector<bfloat16, 8> x_v = load<8>(x + i);
+    const Vector<bfloat16, 8> x_v = load_once<8>(x + i);
     const uint32 i1 = i / 128 % 512;
     const uint32 i2 = i % 128;
     const Vector<bfloat16, 8> cos_v = load<8>(cos + i1 * 128 + i2);

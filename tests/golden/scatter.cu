@@ -70,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(256) scatter_add_float32_y_kernel(
     constexpr uint32 size = 6400;
     const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 4;
     if (i >= size) return;
-    const Vector<float, 4> x_v = load<4>(x + i);
-    const Vector<int32, 4> y_scale_v = load<4>(y_scale + i);
-    const Vector<int64, 4> y_sum_v = load<4>(y_sum + i);
+    const Vector<float, 4> x_v = load_once<4>(x + i);
+    const Vector<int32, 4> y_scale_v = load_once<4>(y_scale + i);
+    const Vector<int64, 4> y_sum_v = load_once<4>(y_sum + i);
     Vector<float, 4> y_v;
     #pragma unroll
     for (int e = 0; e < 4; ++e) {

@@ -14,9 +14,9 @@ extern "C" __global__ void __launch_bounds__(256) sigmoid_fma_kernel(
     float* __restrict__ y)
 {
     const uint32 i = (blockIdx.x * 256 + threadIdx.x) * 4;
-    const Vector<float, 4> a_v = load<4>(a + i);
-    const Vector<float, 4> b_v = load<4>(b + i);
-    const Vector<float, 4> c_v = load<4>(c + i);
+    const Vector<float, 4> a_v = load_once<4>(a + i);
+    const Vector<float, 4> b_v = load_once<4>(b + i);
+    const Vector<float, 4> c_v = load_once<4>(c + i);
     Vector<float, 4> y_v;
     #pragma unroll
     for (int e = 0; e < 4; ++e) {
