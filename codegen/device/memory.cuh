@@ -102,7 +102,7 @@ __device__ __forceinline__ Vector<T, N> load_once(const T* from) {
     return v;
 }
 
-// `load_once` of what the L2 cache is to evict last: after what is written meanwhile.
+// `load` of what the L2 cache is to evict last: after what is written meanwhile.
 template <class W>
 __device__ __forceinline__ W load_word_evict_last(const W* from) {
     return *from;
@@ -111,7 +111,7 @@ __device__ __forceinline__ uint2 load_word_evict_last(const uint2* from) {
     uint2 w;
     asm volatile(
         "{ .reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0;"
-        " ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], p; }"
+        " ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], p; }"
         : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(from)));
     return w;
 }
@@ -119,7 +119,7 @@ __device__ __forceinline__ uint4 load_word_evict_last(const uint4* from) {
     uint4 w;
     asm volatile(
         "{ .reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0;"
-        " ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], p; }"
+        " ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], p; }"
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(from)));
     return w;
 }

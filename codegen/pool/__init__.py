@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from codegen.family import Family, Form
 from codegen.pool import lanes, planes, staged, staged_schedule
+from codegen.pool.apart import ApartRenderer
 from codegen.pool.boxes import StagedSchedule
 from codegen.pool.renderer import PoolRenderer
 from codegen.pool.schedule import PoolSchedule, schedules
@@ -28,6 +29,8 @@ def render(spec: PoolSpec, schedule: PoolSchedule) -> KernelSource:
     """Returns the kernel of a spec as CUDA C."""
     if schedule.planes:
         return planes.render(spec, schedule)
+    if schedule.each:
+        return ApartRenderer(spec, schedule).render()
     return (lanes.LanesRenderer if schedule.lanes > 1 else PoolRenderer)(spec, schedule).render()
 
 

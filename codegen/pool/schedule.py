@@ -45,6 +45,7 @@ class PoolSchedule(Schedule):
     down    positions of the last window but one that are neighbours in a block: the L1 cache has what they share.
     planes  of a block that folds windows in two steps, `codegen.pool.steps`; 0: every thread folds its windows alone.
     lanes   threads that take the elements of a window in turn, a power of two (`codegen.pool.lanes`).
+    each    windows of a thread that have no element in common (`codegen.pool.apart`); 0 for others.
     """
 
     vector: int
@@ -54,6 +55,7 @@ class PoolSchedule(Schedule):
     down: int = 1
     planes: int = 0
     lanes: int = 1
+    each: int = 0
 
 
 def patch(space: Space, s: PoolSchedule) -> list[int]:
@@ -92,6 +94,8 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
     space = normalize(spec)
     itype = index_type(space)
     vector = widest(space)
+    if space.apart:
+        yield from _of_own(space, vector, itype, target)
     kinds = [window for _, window in space.windows]
     planes = planes_of_block(spec, target)
     if planes:
@@ -120,6 +124,17 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
             yield s
         elif len(kinds) > 1 and space.inner:
             yield replace(s, down=2)
+
+
+def _of_own(space: Space, vector: int, itype: str, target: Target) -> Iterator[PoolSchedule]:
+    """Yields schedules whose threads take windows that have no element in common: as many as registers keep."""
+    nbytes = prod(w.count for _, w in space.windows) * sum(
+        max(4, vector * space.program.loads[n].dtype.itemsize) for n in space.taps
+    )
+    threads = prod(space.outer) / vector
+    for each in (8, 4, 2, 1):
+        if each * nbytes <= HELD_BYTES and (each == 1 or threads >= each * RESIDENT * target.sms):
+            yield PoolSchedule(vector, itype, each=each)
 
 
 def shares(space: Space, lanes: int) -> tuple[int, ...]:
