@@ -191,7 +191,7 @@ def test_long_rows_are_read_once() -> None:
         best = best_schedule(spec, target(name))
         assert isinstance(best, RowsSchedule)
         assert best.form == "memory"
-        assert render(spec, best).code.count("load<8>(x") == 1
+        assert render(spec, best).code.count("load_once<8>(x") == 1
         every = list(schedules(spec, target(name)))
         assert len(set(every)) == len(every)
 

@@ -116,7 +116,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap_products, "MARGIN", 0.0)
 
 
-@pytest.mark.parametrize("layout", ("NHWC", "NCHW"))
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_equal_to_the_reference(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     made(monkeypatch)
     graphs = [gradient(*p, layout, epilogue=n % 2 == 1, **how) for n, (*p, how) in enumerate(PROBLEMS)]

@@ -122,7 +122,7 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
         yield replace(s, down=many)
         if many > 1:
             yield s
-        elif len(kinds) > 1 and space.inner:
+        elif len(kinds) > 1 and space.inner and not space.apart:
             yield replace(s, down=2)
 
 
@@ -132,7 +132,7 @@ def _of_own(space: Space, vector: int, itype: str, target: Target) -> Iterator[P
         max(4, vector * space.program.loads[n].dtype.itemsize) for n in space.taps
     )
     threads = prod(space.outer) / vector
-    for each in (8, 4, 2, 1):
+    for each in (4, 2, 8, 1):
         if each * nbytes <= HELD_BYTES and (each == 1 or threads >= each * RESIDENT * target.sms):
             yield PoolSchedule(vector, itype, each=each)
 
@@ -196,7 +196,7 @@ def _powers(space: Space, back: int, most: int) -> list[int]:
 
 def down(space: Space, s: PoolSchedule) -> int:
     """Returns how many positions lie below each other in a block: several where windows overlap there."""
-    if len(space.windows) < 2 or not space.inner:
+    if space.apart or len(space.windows) < 2 or not space.inner:
         return 1
     dim, window = space.windows[-2]
     if isinstance(window, Adaptive):  # they overlap: adaptive windows of equal sizes have become sliding ones

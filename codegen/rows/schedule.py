@@ -198,9 +198,9 @@ def _in_registers(
             bad *= 1 + 0.1 * max(0.0, SEGMENT_BYTES / (min(lanes, vectors) * vector * width) - 1)
             # Where all blocks run at once, more threads hide the latency of memory and of what they compute.
             blocks = -(-count // schedule.rows) * cluster
-            if lanes > 32 and blocks <= resident * target.sms:
+            if 0 < blocks <= resident * target.sms:
                 busy = schedule.threads * -(-blocks // target.sms)
-                bad *= 1 + 0.1 * max(0.0, log2(BUSY_THREADS / busy))
+                bad *= 1 + 0.05 * max(0.0, log2(BUSY_THREADS / busy))
             yield bad * (1 + _alone(target, schedule, count) * unroll), schedule
 
 
@@ -253,12 +253,8 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
 
 
 def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
-    """Returns how much each access of a thread lengthens a kernel in which no other row hides its latency: most where
-    each row could have a multiprocessor to itself.
-    """
-    if count <= target.sms and (schedule.cluster == 1 or schedule.form == "registers"):
-        return 0.02
-    return 0.015 if count <= schedule.rows * target.sms else 0.0
+    """Returns how much each access of a thread lengthens a kernel in which no other row hides its latency."""
+    return 0.03 if count <= schedule.rows * target.sms else 0.0
 
 
 def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, itemsize: int, nbytes: int) -> float:

@@ -1,5 +1,5 @@
-"""Convolutions as one product of every position's channels with all taps of the filters, whose results are then added up
-where they lie over the image that is made (`ops.columns`), where that is faster than a tiled sum of taps.
+"""Convolutions as one product of every position's channels with all taps of the filters, whose results are then added
+up where they lie over the image that is made (`ops.columns`), where that is faster than a tiled sum of taps.
 
 The phases of a strided convolution's gradient by its input have different taps: a tiled sum multiplies zeros for those
 that a phase lacks.  And if few channels are made, most of its tiles are empty.  The product has neither, but its
@@ -27,6 +27,8 @@ from fusegraph.passes.split_contractions import STREAMED
 NAME, SUM, PRODUCT = "products of taps", "a sum over taps", "a product of all taps"
 #: How much faster than a tiled sum the product must be estimated to be, with the kernel that adds up.
 MARGIN = 1.2
+#: How much longer than a copy adding up takes.
+ADDED = 1.3
 #: So many channels fill tiles well; only float32 without tf32 has phases whose zeros are multiplied.
 NARROW = 64
 
@@ -53,7 +55,7 @@ def _weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, bool] 
         tensor.strides = strides
     launches = 1 if _lies(node) else 2
     moved = product.nbytes + node.output.nbytes
-    added = launches * target.launch_cycles + moved / (STREAMED * target.bytes_per_cycle)
+    added = launches * target.launch_cycles + ADDED * moved / (STREAMED * target.bytes_per_cycle)
     cycles = {SUM: estimated(node, graph, options), PRODUCT: estimated(maker, made, options) + added}
     preferred = PRODUCT if cycles[SUM] > MARGIN * cycles[PRODUCT] else SUM
     alike = f"{node.op.name} {[(t.type, t.strides) for t in node.inputs]} {dict(node.attributes)}"
@@ -91,9 +93,8 @@ def _before(node: Node) -> tuple[tuple[int, int], ...]:
 
 
 def _last(node: Node) -> bool:
-    """Tells whether channels of the operand are neighbours in memory."""
-    image = node.inputs[0]
-    return image.strides[1] == 1 or image.shape[1] == 1
+    """Tells whether channels of the result are neighbours in memory."""
+    return node.output.strides[1] == 1 and node.output.shape[1] > 1
 
 
 def _taps(graph: Graph, node: Node, w: Tensor) -> Tensor:
@@ -108,17 +109,18 @@ def _taps(graph: Graph, node: Node, w: Tensor) -> Tensor:
 
 
 def _product(graph: Graph, node: Node, image: Tensor, w: Tensor) -> Tensor:
-    """Adds the product of all positions with all taps; returns it: channels that are made are neighbours in memory, or
-    positions, as channels or positions of the operand are.
+    """Adds the product of all positions with all taps; returns it: its channels are neighbours in memory, or its
+    positions, as those of the result are.
     """
-    apply, rank, channels = graph.apply, image.rank - 2, image.shape[1]
+    apply, rank, (images, channels) = graph.apply, image.rank - 2, image.shape[:2]
     last, taps = (0, *range(2, rank + 2), 1), _taps(graph, node, w)
     if _last(node):
+        rows = (-1, channels) if image.strides[1] == 1 else (images, -1, channels)
         a = apply(TABLE["transpose"], (image,), {"perm": last})
-        operands = [(a, (-1, channels)), (apply(TABLE["transpose"], (taps,), {"perm": last}), (channels, -1))]
+        operands = [(a, rows), (apply(TABLE["transpose"], (taps,), {"perm": last}), (channels, -1))]
     else:
         a = apply(TABLE["transpose"], (taps,), {"perm": (*range(1, rank + 2), 0)})
-        operands = [(a, (-1, channels)), (image, (image.shape[0], channels, -1))]
+        operands = [(a, (-1, channels)), (image, (images, channels, -1))]
     flat = tuple(apply(TABLE["reshape"], (t,), {"shape": shape}) for t, shape in operands)
     return apply(TABLE["matmul"], flat, {"compute_dtype": node.attributes["compute_dtype"], "dtype": float32})
 
@@ -136,9 +138,10 @@ def _strides(node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
     image, w = node.inputs
     channels = image.shape[1]
     taps = w.size // channels
+    outer, inner, position = image.strides[0], image.strides[1], image.strides[-1]
     if _last(node):
-        return (image.strides[-1], 1), (taps, 1)
-    return (1, taps) if _lies(node) else (channels, 1), (image.strides[0], image.strides[1], image.strides[-1])
+        return (position, 1) if inner == 1 else (outer, position, inner), (taps, 1)
+    return (1, taps) if _lies(node) else (channels, 1), (outer, inner, position)
 
 
 def _write(rewrite: Rewrite, node: Node, _: bool) -> None:
