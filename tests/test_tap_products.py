@@ -113,7 +113,7 @@ PROBLEMS: tuple[Any, ...] = (
 
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets all gradients that may be products become some."""
-    monkeypatch.setattr(tap_products, "MARGIN", 0.0)
+    monkeypatch.setattr(tap_products, "MARGIN", dict.fromkeys(tap_products.MARGIN, 0.0))
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])

@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 
 from codegen.combiners import ADD
-from codegen.windows import Covering
+from codegen.windows import Covering, Window
 from fusegraph.ops.base import REQUIRED, Array, Attributes, Kind, Op, TensorType, Types
 
 _Sizes = tuple[int, ...]
@@ -29,11 +29,13 @@ def parts(shape: Sequence[int]) -> tuple[_Sizes, _Sizes]:
     return tuple(shape[2 : 2 + rank]), tuple(shape[2 + rank :])
 
 
-def _windows(types: Types, attributes: Attributes) -> tuple[dict[int, Covering], _Sizes]:
+def _windows(types: Types, attributes: Attributes) -> tuple[dict[int, Window], _Sizes]:
     shape = types[0].shape
     taps, positions = parts(shape)
     each = zip(positions, taps, attributes["stride"], attributes["padding"])
-    windows = {2 + d: Covering(n, k, stride, 1, before) for d, (n, k, stride, (before, _)) in enumerate(each)}
+    windows: dict[int, Window] = {}
+    for d, (n, k, step, (before, _)) in enumerate(each, 2):
+        windows[d] = Covering(n, k, step, 1, before)
     return windows, (*shape[:2], *attributes["size"])
 
 
@@ -47,11 +49,14 @@ def _reference(
     taps, positions = parts(columns.shape)
     reach = [(n - 1) * s + k for n, s, k in zip(positions, stride, taps)]
     ends = [max(r, before + n) for r, n, (before, _) in zip(reach, size, padding)]
-    image = np.zeros((*columns.shape[:2], *ends))
+    image: Array = np.zeros((*columns.shape[:2], *ends))
+    whole = (slice(None), slice(None))
     for tap in product(*map(range, taps)):
         under = tuple(slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(tap, positions, stride))
-        image[(..., *under)] += columns[(slice(None), slice(None), *tap)]
-    return image[(..., *(slice(before, before + n) for n, (before, _) in zip(size, padding)))]
+        image[whole + under] += columns[whole + tap]
+    kept = tuple(slice(before, before + n) for n, (before, _) in zip(size, padding))
+    found: Array = image[whole + kept]
+    return found
 
 
 COL2IM = Op(
