@@ -21,8 +21,9 @@ SPARSE_L2_SHARE = 0.7
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
 #: Bytes of a line of the L2 cache; how much longer a row of a panel takes that lies in two of them.
 LINE_BYTES, SECOND_LINE = 128, 0.8
-#: Cycles of TMA for a row of windows some of whose channels do not exist; how much longer short rows of windows take.
-PARTIAL_ROW, SHORT_ROW = 6.0, 1.4
+#: Cycles of TMA for a row of windows, and for one of the filters beside them; for both if some channels of the panel do
+#: not exist; how much longer short rows of windows take.
+WINDOW_ROW, FILTER_ROW, PARTIAL_ROW, SHORT_ROW = 3.1, 1.0, 6.0, 1.4
 #: Instructions in a cycle of a warpgroup whose threads fill tiles, and of any number of such warpgroups; cycles until
 #: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, and for a function.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
@@ -143,11 +144,12 @@ def loading(layout: Layout, target: Target) -> float:
     lines = mapped.lines(s.tile_m, parts.rows) if mapped else s.tile_m
     narrow = k.panel / mapped.width if mapped and mapped.width else 1.0
     ours, theirs = lines * narrow * min(narrow, SHORT_ROW), s.tile_n * layout.spec.products * rows
-    every = (ours * across[0] + theirs * across[1]) * k.per_stage
+    ours, theirs = ours * across[0] * k.per_stage, theirs * across[1] * k.per_stage
     # The share of the panels of windows that it must fill with zeros behind the last channel.
     windows = mapped is not None and mapped.im2col and mapped.along_k
     partial = 1 / k.chunks if windows and k.channels % k.panel else 0.0
-    return max(loads, every * PANEL_ROW) * (1 - partial) + every * PARTIAL_ROW * partial
+    every = ours * WINDOW_ROW + theirs * FILTER_ROW if windows else (ours + theirs) * PANEL_ROW
+    return max(loads, every) * (1 - partial) + (ours + theirs) * PARTIAL_ROW * partial
 
 
 def _lines_of_row(operand: object, size: int, k: ReductionPanels) -> float:

@@ -18,6 +18,10 @@ from codegen.windows import Adaptive
 HELD_BYTES = 256
 #: Most bytes of sums and maxima that a thread keeps.
 KEPT_BYTES = 128
+#: Most windows of a thread: with more of them, they begin too far apart.
+MOST_WINDOWS = 16
+#: Bytes from which on a kernel is long enough for neighbours in memory to matter more than how soon it has begun.
+WIDE_BYTES = 8 << 20
 #: Bytes of the smallest access to memory.
 SECTOR_BYTES = 32
 #: Threads per multiprocessor that keep all of them busy.
@@ -109,10 +113,12 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
             first = held_from(space, s)
             # The purpose of a patch is to read once what its windows share, and to hold it.
             held = len(kinds) - first >= (2 if r > 1 else 1 if c > 1 else 0)
-            if (r, c) != (1, 1) and (kept * r * c > KEPT_BYTES or not held):
+            if (r, c) != (1, 1) and (kept * r * c > KEPT_BYTES or r * c > MOST_WINDOWS or not held):
                 continue
             found.append((_cost(space, s, first, target), s))
-    found.sort(key=lambda item: item[0])
+    # Of patches with as many accesses, those along memory are faster, unless there is so little that latency counts.
+    wide = _nbytes(space) >= WIDE_BYTES
+    found.sort(key=lambda item: (item[0], -item[1].cols if wide else item[1].cols))
     sharing = sorted(_sharing(space, vector, itype), key=lambda s: _cycles(space, s, target))
     alone = _cycles(space, found[0][1], target)
     if sharing and _cycles(space, sharing[0], target) < min(CLEARLY * alone, alone - LEAST_SAVED):
@@ -122,7 +128,7 @@ def schedules(spec: PoolSpec, target: Target) -> Iterator[PoolSchedule]:
         yield replace(s, down=many)
         if many > 1:
             yield s
-        elif len(kinds) > 1 and space.inner and not space.apart:
+        elif len(kinds) > 1 and space.inner and vector > 1 and not space.apart:
             yield replace(s, down=2)
 
 
@@ -176,13 +182,18 @@ def _cycles(space: Space, s: PoolSchedule, target: Target) -> float:
     threads = s.lanes * prod(-(-size // dims.get(d, 1)) for d, size in enumerate(space.outer)) / s.vector
     turns = max(1.0, threads / (RESIDENT * target.sms))
     waits = turns * (-(-loads // depth) * LATENCY + loads * EACH + combine)
-    shape = (*space.outer, *(window.size for _, window in space.windows))
-    nbytes = sum(op.dtype.itemsize * prod(n for n, t in zip(shape, op.strides) if t) for op in space.program.operands)
+    nbytes = _nbytes(space)
     memory = nbytes / (target.memory_share * target.bytes_per_cycle)
     if s.lanes > 1 and space.inner and nbytes > target.l2_share(0.5):
         beside = THREADS // s.lanes * s.vector * min(space.program.loads[n].dtype.itemsize for n in space.taps)
         memory *= 1 + SHORT_RUN * SECTOR_BYTES / beside
     return hypot(waits, memory)
+
+
+def _nbytes(space: Space) -> int:
+    """Returns the bytes that a kernel reads and writes."""
+    shape = (*space.outer, *(window.size for _, window in space.windows))
+    return sum(op.dtype.itemsize * prod(n for n, t in zip(shape, op.strides) if t) for op in space.program.operands)
 
 
 def _powers(space: Space, back: int, most: int) -> list[int]:
@@ -196,7 +207,7 @@ def _powers(space: Space, back: int, most: int) -> list[int]:
 
 def down(space: Space, s: PoolSchedule) -> int:
     """Returns how many positions lie below each other in a block: several where windows overlap there."""
-    if space.apart or len(space.windows) < 2 or not space.inner:
+    if space.apart or len(space.windows) < 2 or not space.inner or s.vector == 1:
         return 1
     dim, window = space.windows[-2]
     if isinstance(window, Adaptive):  # they overlap: adaptive windows of equal sizes have become sliding ones

@@ -12,57 +12,56 @@ extern "C" __global__ void __launch_bounds__(256) maxpool_kernel(
     bfloat16* __restrict__ y)
 {
     const uint32 at = blockIdx.x * 256 + threadIdx.x;
-    const int32 outer = at / 14336;
-    const int32 row = (at / 3584 % 4) * 8 + (at / 32 % 4) * 2;
-    const int32 col = at / 128 % 28;
+    const int32 outer = at / 12544;
+    const int32 row = (at / 1792 % 7) * 4 + (at / 32 % 4);
+    const int32 col = (at / 128 % 14) * 2;
     const int32 inner = (at % 32) * 8;
-    if (row >= 28) return;
     float y_max[2][8];
     #pragma unroll
-    for (int p = 0; p < 2; ++p) {
+    for (int q = 0; q < 2; ++q) {
         #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            y_max[p][e] = -infinity<float>();
+            y_max[q][e] = -infinity<float>();
         }
     }
-    Vector<bfloat16, 8> x_under[5][3];
+    Vector<bfloat16, 8> x_under[3][5];
     #pragma unroll
-    for (int iy = 0; iy < 5; ++iy) {
-        const int32 in_row = row * 2 + iy - 1;
+    for (int ky = 0; ky < 3; ++ky) {
+        const int32 in_row = row * 2 + ky - 1;
         #pragma unroll
-        for (int kx = 0; kx < 3; ++kx) {
-            const int32 in_col = col * 2 + kx - 1;
+        for (int ix = 0; ix < 5; ++ix) {
+            const int32 in_col = col * 2 + ix - 1;
             const bool inside = in_row >= 0 && in_col >= 0;
-            x_under[iy][kx] = load_if<8>(inside, x + outer * 802816 + inner + in_row * 14336 + in_col * 256);
+            x_under[ky][ix] = load_if<8>(inside, x + outer * 802816 + inner + in_row * 14336 + in_col * 256);
         }
     }
     #pragma unroll
-    for (int iy = 0; iy < 5; ++iy) {
-        const int32 in_row = row * 2 + iy - 1;
+    for (int ky = 0; ky < 3; ++ky) {
+        const int32 in_row = row * 2 + ky - 1;
         #pragma unroll
-        for (int kx = 0; kx < 3; ++kx) {
-            const int32 in_col = col * 2 + kx - 1;
+        for (int ix = 0; ix < 5; ++ix) {
+            const int32 in_col = col * 2 + ix - 1;
             const bool inside = in_row >= 0 && in_col >= 0;
             if (inside) {
                 #pragma unroll
                 for (int e = 0; e < 8; ++e) {
-                    const float x_e = convert<float>(x_under[iy][kx][e]);
+                    const float x_e = convert<float>(x_under[ky][ix][e]);
                     #pragma unroll
-                    for (int p = 0; p < 2; ++p) {
-                        if (iy - p * 2 < 0 || iy - p * 2 >= 3) continue;  // not in window p
-                        y_max[p][e] = math::maximum(y_max[p][e], x_e);
+                    for (int q = 0; q < 2; ++q) {
+                        if (ix - q * 2 < 0 || ix - q * 2 >= 3) continue;  // not in window q
+                        y_max[q][e] = math::maximum(y_max[q][e], x_e);
                     }
                 }
             }
         }
     }
     #pragma unroll
-    for (int p = 0; p < 2; ++p) {
+    for (int q = 0; q < 2; ++q) {
         Vector<bfloat16, 8> y_v;
         #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            y_v[e] = convert<bfloat16>(y_max[p][e]);
+            y_v[e] = convert<bfloat16>(y_max[q][e]);
         }
-        store(y + outer * 200704 + (row + p) * 7168 + col * 256 + inner, y_v);
+        store(y + outer * 200704 + row * 7168 + (col + q) * 256 + inner, y_v);
     }
 }
