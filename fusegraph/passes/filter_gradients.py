@@ -14,6 +14,7 @@ from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops.parts import BANDS
 from fusegraph.passes.merged_groups import merged
 from fusegraph.passes.operand_layouts import estimated
+from fusegraph.passes.position_products import as_product
 from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced_where_chosen
 from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts
 
@@ -47,7 +48,8 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
     # Estimates may not think of what is settled.
     settled = next((n for n in powers if found and found.taken == _in(n)), None)
     narrow = groups > 1 and x.shape[1] * loss.shape[1] <= NARROW * groups**2
-    limit = inf if narrow else (merged(node, graph, target).cycles - START * target.launch_cycles) / MARGIN
+    tiled = inf if narrow else min(merged(node, graph, target).cycles, as_product(node, graph, target))
+    limit = (tiled - START * target.launch_cycles) / MARGIN
     slow = loss.size * prod(node.output.shape[1:]) / (target.fma * target.sms) >= limit
     if slow and settled is None:
         return None

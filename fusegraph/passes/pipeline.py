@@ -45,6 +45,7 @@ from fusegraph.passes.padded_channels import pad_channels
 from fusegraph.passes.parameters import PARAMETERS, mark_parameters
 from fusegraph.passes.partition import Decision, Partition
 from fusegraph.passes.pools import reduce_pools
+from fusegraph.passes.position_products import multiply_positions
 from fusegraph.passes.positions import place
 from fusegraph.passes.regions import assign_regions
 from fusegraph.passes.reshapes import move_reshapes
@@ -149,6 +150,7 @@ PIPELINE: tuple[Pass, ...] = (
     Pass("long reductions", split_reductions, When.ALWAYS),
     Pass("long sorts", split_sorts, When.ALWAYS),
     Pass("filter gradients", sum_by_bands, When.ALWAYS),
+    Pass("products of positions", multiply_positions),
     Pass("merged groups", merge_groups),
     Pass("padded channels", pad_channels),
     Pass("result layouts", lay_out_results),
