@@ -20,6 +20,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced_where_chosen
 from fusegraph.passes.split_contractions import best_cut
+from fusegraph.passes.views import foresee_views
 
 #: What is chosen.
 NAME, IMAGES, POSITIONS = "sums of a filter's gradient", "cut between images", "cut between positions"
@@ -41,7 +42,9 @@ def multiply_positions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         choice = weigh(NAME, node.name, cycles, preferred, options.settled, alike)
         return choice, choice.taken == POSITIONS
 
-    return replaced_where_chosen(graph, weighed, _write)
+    made = replaced_where_chosen(graph, weighed, _write)
+    foresee_views(made.graph)
+    return made
 
 
 def as_product(node: Node, graph: Graph, target: Target) -> float:

@@ -22,6 +22,7 @@ from fusegraph.ops.columns import COL2IM
 from fusegraph.passes.operand_layouts import estimated
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced_where_chosen
 from fusegraph.passes.split_contractions import STREAMED
+from fusegraph.passes.views import foresee_views
 
 #: What is chosen.
 NAME, SUM, PRODUCT = "products of taps", "a sum over taps", "a product of all taps"
@@ -38,7 +39,9 @@ def multiply_taps(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
     """Makes convolutions, and gradients by their inputs, products of all taps that are then added up, where that is
     faster.
     """
-    return replaced_where_chosen(graph, lambda node: _weighed(node, graph, options), _write)
+    made = replaced_where_chosen(graph, lambda node: _weighed(node, graph, options), _write)
+    foresee_views(made.graph)
+    return made
 
 
 def _weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, bool] | None:
