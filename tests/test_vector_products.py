@@ -49,9 +49,9 @@ def taken(graph: fg.Graph) -> list[str]:
     return [c.taken for c in made.choices if c.what == NAME]
 
 
-def test_only_where_tensor_cores_do_not_multiply() -> None:
+def test_only_products_with_vectors() -> None:
     assert taken(product((1, 2048), (2048, 2048), turned=True)) == [SUMS]
-    assert taken(product((1, 2048), (2048, 2048), compute_dtype="tf32")) == []
+    assert taken(product((1, 2048), (2048, 2048), turned=True, compute_dtype="tf32")) == [SUMS]
     assert taken(product((2, 2048), (2048, 2048))) == []
     graph = product((1, 2048), (2048, 2048), turned=True)
     assert {k.group.family for k in plan(graph).kernels} == {"rows"}

@@ -1,5 +1,5 @@
-"""Products of a matrix and one vector in float32, which tensor cores do not multiply, as sums along the matrix's rows
-or columns: kernels of those read it once, as fast as memory is.
+"""Products of a matrix and one vector in float32, also where tf32 would do, as sums along the matrix's rows or columns:
+kernels of those read it once, as fast as memory is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.divided import made_of_less
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Role
-from fusegraph.ops.contraction import TF32
 from fusegraph.passes import estimates
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, replaced_where_chosen
 
@@ -40,7 +39,7 @@ def sum_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 
 
 def _multiplies_vector(graph: Graph, node: Node) -> bool:
-    if node.op.role is not Role.MATMUL or node.attributes["compute_dtype"] == TF32 or graph.compute_dtype != float32:
+    if node.op.role is not Role.MATMUL or graph.compute_dtype != float32:
         return False
     a, b = node.inputs
     sizes = (*a.shape, *b.shape)
