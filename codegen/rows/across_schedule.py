@@ -35,6 +35,8 @@ LATENCY, COMBINE, COMBINE_BLOCKS, BEGIN = 800.0, 400.0, 1000.0, 1000.0
 BLOCK_THREADS, ENOUGH_BLOCKS = 256, 8
 #: By how much reading single sectors of large tensors takes longer than reading long runs.
 SHORT_RUN = 0.5
+#: Sectors of which warps write a part that the L2 cache takes in a cycle, for each multiprocessor.
+PARTS_WRITTEN = 0.3
 #: Elements of a thread's part of short rows.
 SHORT_ROW = 8
 #: A schedule is preferred to the one that is usual, or a cluster is used, if it is estimated to take at most this share
@@ -85,6 +87,14 @@ class _Across:
         """Tells whether a warp, with so many threads side by side, writes less than sectors of what is turned."""
         return 32 // side * self.itemsize < SECTOR_BYTES
 
+    def scattered(self, side: int) -> float:
+        """Returns the cycles that writing a byte takes where warps write less than sectors, with so many threads side
+        by side; 0 where they do not.
+        """
+        if not (self.turned and self.scatters(side)):
+            return 0.0
+        return 1 / (max(1, 32 // side) * self.itemsize * PARTS_WRITTEN * self.target.sms)
+
     def blocks(self, side: int) -> int:
         return -(-prod(self.space.outer) // (side * self.vector))
 
@@ -127,9 +137,10 @@ class _Across:
         memory = every * (loads + stores + (again if large else 0)) / (target.bytes_per_cycle * target.memory_share)
         if large:  # when the neighbours of what a block reads are wanted, the L2 cache has them no more
             memory *= 1 + SHORT_RUN * SECTOR_BYTES / width
+        written = self.scattered(s.rows // s.vector) * every * stores
         together = COMBINE + (COMBINE_BLOCKS if s.cluster > 1 else 0)
         waits = loops * LATENCY + len(space.program.reductions) * together + (BEGIN if s.cluster > 1 else 0)
-        return max(walk, memory) + (waits * turns if s.cluster > 1 else waits)
+        return max(walk, memory, written) + (waits * turns if s.cluster > 1 else waits)
 
 
 def schedules(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:

@@ -6,7 +6,7 @@ order, so that the same inputs give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from codegen.rows.across_schedule import PARTS_WRITTEN
+from codegen.rows.schedule import SECTOR_BYTES
 from codegen.sizes import Size, most
 from codegen.target import Target
 from fusegraph.dtypes import DType
@@ -22,7 +24,7 @@ from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.lowering.parallelism import LOOKS, Parallelism, keeps_whole, parallelism, parallelism_of
 from fusegraph.lowering.partials import mode_of
-from fusegraph.lowering.views import divided
+from fusegraph.lowering.views import divided, turned_back
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
@@ -40,8 +42,6 @@ BUSY = 32 / 33
 CHOICE, WHOLE, PARTS, MANY = "parts of a reduction", "whole", "in parts", 2
 SHORT_BYTES = 512 << 10
 AS_LONG = 1.6
-#: Bytes that are written for an element by itself, and the share of memory's rate at which they are: measured.
-SECTOR_BYTES, WRITTEN = 32, 0.67
 #: Bytes that a block reads of one part: enough to be worth its beginning and its end, few enough for its cache.
 LEAST_PART_BYTES, PART_BYTES = 16 << 10, 32 << 10
 #: At most so many bytes of neighbouring rows lie side by side in a block.
@@ -93,7 +93,7 @@ def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node
     if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in axes)):
         return {}
     cycles = _estimates(whole, any(_returns(graph, n, n.inputs[0]) for n in nodes), target)
-    if not whole.across and any(_turns(graph, n, n.inputs[0]) for n in nodes):
+    if any(_turns(graph, n, n.inputs[0]) for n in nodes):
         cycles[WHOLE] = _turned(whole, x, target)
     alike, preferred = f"{x.shape} {axes}", PARTS if wanted else WHOLE
     return {n: (weigh(CHOICE, n.name, cycles, preferred, options.settled, alike), size) for n in nodes}
@@ -110,12 +110,10 @@ def _estimates(whole: Parallelism, again: bool, target: Target) -> dict[str, flo
 def _turned(whole: Parallelism, x: Tensor, target: Target) -> float:
     """Returns the cycles of a kernel that reduces rows and writes a result as large that lies otherwise.
 
-    With enough blocks it waits for what it writes one by one, sector by sector.
+    Its warps read whole sectors, of neighbouring rows, and write as many elements of each row as lanes are left.
     """
-    if whole.blocks < BUSY * target.sms:
-        return _estimates(whole, True, target)[WHOLE]
-    written = most(x.size) * SECTOR_BYTES / WRITTEN
-    return target.launch_cycles + (whole.blocks * whole.bytes_each + written) / target.bytes_per_cycle
+    beside = max(1, 32 * x.dtype.itemsize // SECTOR_BYTES)
+    return _estimates(whole, True, target)[WHOLE] + most(x.size) / beside / (PARTS_WRITTEN * target.sms)
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
@@ -173,7 +171,7 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         return None
     x, axes = node.inputs[0], node.attributes["axes"]
     whole = parallelism_of(graph, x, axes)
-    if not whole.across and _turns(graph, node, x):
+    if _turns(graph, node, x):
         short = _turned(whole, x, target) <= _estimates(whole, True, target)[PARTS]
     elif returns(graph, node, target):
         return None
@@ -225,15 +223,19 @@ def _returns(graph: Graph, node: Node, x: Tensor) -> bool:
 def _turns(graph: Graph, node: Node, x: Tensor) -> bool:
     """Returns true if a result as large as what is reduced lies otherwise: its kernel writes elements one by one."""
 
-    def nearest(tensor: Tensor) -> int:
-        return min((stride, d) for d, stride in enumerate(tensor.strides) if tensor.shape[d] > 1)[1]
+    def nearest(strides: Sequence[int]) -> int:
+        return min((stride, d) for d, stride in enumerate(strides) if x.shape[d] > 1)[1]
 
-    def leaves(tensor: Tensor) -> bool:
-        views = [n for n in graph.consumers(tensor) if n.op.role is Role.RESHAPE]
-        return tensor in graph.output_numbers or any(n.output in graph.output_numbers for n in views)
+    def left(tensor: Tensor) -> Iterator[Sequence[int]]:
+        """Yields how a tensor lies as an output, or as what an output is a view of."""
+        if tensor in graph.output_numbers:
+            yield tensor.strides
+        for n in graph.consumers(tensor):
+            if n.op.role is Role.RESHAPE and n.output in graph.output_numbers:
+                yield turned_back(n, n.output.strides) or tensor.strides
 
-    alike = [t for n in followers(graph, node) for t in n.outputs if t.shape == x.shape and leaves(t)]
-    return most(x.size) > 1 and any(nearest(t) != nearest(x) for t in alike)
+    alike = [t for n in followers(graph, node) for t in n.outputs if t.shape == x.shape]
+    return most(x.size) > 1 and any(nearest(s) != nearest(x.strides) for t in alike for s in left(t))
 
 
 def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
