@@ -4,6 +4,8 @@ kernels of those read it once, as fast as memory is.
 
 from __future__ import annotations
 
+from math import prod
+
 from codegen.sizes import Size
 from fusegraph.dtypes import float32
 from fusegraph.graph import Graph, Node
@@ -26,7 +28,11 @@ def sum_products(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         if not _multiplies_vector(graph, node):
             return None
         target = options.target.planned
-        moved = sum(t.nbytes for t in (*node.inputs, node.output))
+        # A matrix that several vectors share is read for each of them.
+        a, b = node.inputs
+        vector, matrix = (a, b) if a.shape[-2] == 1 else (b, a)
+        times = prod(node.output.shape[:-2]) / max(prod(matrix.shape[:-2]), 1)
+        moved = times * matrix.nbytes + vector.nbytes + node.output.nbytes
         cycles = {
             TILES: estimates.cycles(estimates.alone(graph, node, {}), options),
             SUMS: target.launch_cycles + moved / (target.memory_share * target.bytes_per_cycle),
