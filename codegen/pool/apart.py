@@ -26,16 +26,20 @@ class ApartRenderer(PoolRenderer):
 
     def render(self) -> KernelSource:
         edge = self._places()
-        held = self._all()
+        exists = "exists[r]" if edge.ragged else ""
+        held = self._all(exists)
         with self._each_window():
-            if edge.ragged:
-                self.w.line("if (!exists[r]) continue;")
+            if exists:
+                self.w.line(f"if (!{exists}) continue;")
             self._fixed_loads()
             self._declare_parts()
             with self.scope():
                 self._fold(0, [], held)
             self._results()
-        return self.source(self._details().replace("a window", f"{self.s.each} windows"), edge.tiles)
+        sizes = " x ".join(str(window.count) for _, window in self.windows)
+        across = f", each of {self.s.vector} neighbours" if self.s.vector > 1 else ""
+        details = f"windows of {sizes} that share nothing; a thread takes {self.s.each}{across}"
+        return self.source(details, edge.tiles)
 
     @contextmanager
     def _each_window(self) -> Iterator[None]:
@@ -61,11 +65,10 @@ class ApartRenderer(PoolRenderer):
             for d in kept:
                 factor = f" * {s.vector}" if s.vector > 1 and d == len(sizes) - 1 else ""
                 w.line(f"{names[d]}[r] = {coordinate('at', sizes, d)}{factor};")
-        self._exists = "exists[r]" if edge.ragged else ""
         self.at = [f"{names[d]}[r]" if d in kept else "0" for d in range(len(sizes))]
         return edge
 
-    def _all(self) -> dict[int, str]:
+    def _all(self, exists: str) -> dict[int, str]:
         """Writes the reads of all elements under the thread's windows; returns their C names, by load."""
         w, counts = self.w, [window.count for _, window in self.windows]
         dims = "".join(f"[{count}]" for count in counts if count > 1)
@@ -74,7 +77,7 @@ class ApartRenderer(PoolRenderer):
             w.line(f"{vector_type(self.program.loads[n], self.count(n))} {name}[{self.s.each}]{dims};")
         at = "".join(f"[{self.tap(k)}]" for k, count in enumerate(counts) if count > 1)
         with self._each_window():
-            conditions = [self._exists] if self._exists else []
+            conditions = [exists] if exists else []
             inside = self.inside(conditions + self.open_taps(0, len(self.windows)))
             for n, name in names.items():
                 assert Load(n) in self.space.folded

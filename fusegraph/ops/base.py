@@ -139,7 +139,8 @@ class Op:
     windows     window ops: (operand types, attributes) -> (the window along each axis that has one, the shape of the
                 result).
     fold        window ops: what is made of a window: its "max", the "index" of that, the "mean", the sum of what was
-                "chosen" (the loss of each window whose index is this element) or of the "shares" of means.
+                "chosen" (the loss of each window whose index is this element), of the "shares" of means, or of
+                "columns".
     combiner    scans and window ops: how elements are combined.
     products    contractions: (operand types, attributes) -> the most products that a result sums up.
     multiplications  what is made of products: (operand types, attributes) -> how many there are, where this is not as
