@@ -62,52 +62,31 @@ template <> struct Word<4> { typedef unsigned int type; };
 template <> struct Word<8> { typedef uint2 type; };
 template <> struct Word<16> { typedef uint4 type; };
 
-template <int N, class T>
-__device__ __forceinline__ Vector<T, N> load(const T* from) {
-    typedef typename Word<sizeof(T) * N>::type word;
-    constexpr int words = sizeof(T) * N / sizeof(word);
-    union { Vector<T, N> v; word w[words]; };
-#pragma unroll
-    for (int i = 0; i < words; ++i) w[i] = reinterpret_cast<const word*>(from)[i];
-    return v;
-}
+// How words are read: as usual; once, which leaves the L1 cache as it is; or so that the L2 cache evicts them last, after
+// what is written meanwhile.
+struct ReadUsual {};
+struct ReadOnce {};
+struct ReadEvictLast {};
 
-// `load` of what is read once: it leaves the L1 cache as it is.
-template <class W>
-__device__ __forceinline__ W load_word_once(const W* from) {
+template <class W, class How>
+__device__ __forceinline__ W load_word(const W* from, How) {
     return *from;
 }
-__device__ __forceinline__ uint2 load_word_once(const uint2* from) {
+__device__ __forceinline__ uint2 load_word(const uint2* from, ReadOnce) {
     uint2 w;
     asm volatile(
         "ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
         : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(from)));
     return w;
 }
-__device__ __forceinline__ uint4 load_word_once(const uint4* from) {
+__device__ __forceinline__ uint4 load_word(const uint4* from, ReadOnce) {
     uint4 w;
     asm volatile(
         "ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : "l"(__cvta_generic_to_global(from)));
     return w;
 }
-
-template <int N, class T>
-__device__ __forceinline__ Vector<T, N> load_once(const T* from) {
-    typedef typename Word<sizeof(T) * N>::type word;
-    constexpr int words = sizeof(T) * N / sizeof(word);
-    union { Vector<T, N> v; word w[words]; };
-#pragma unroll
-    for (int i = 0; i < words; ++i) w[i] = load_word_once(reinterpret_cast<const word*>(from) + i);
-    return v;
-}
-
-// `load` of what the L2 cache is to evict last: after what is written meanwhile.
-template <class W>
-__device__ __forceinline__ W load_word_evict_last(const W* from) {
-    return *from;
-}
-__device__ __forceinline__ uint2 load_word_evict_last(const uint2* from) {
+__device__ __forceinline__ uint2 load_word(const uint2* from, ReadEvictLast) {
     uint2 w;
     asm volatile(
         "{ .reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0;"
@@ -115,7 +94,7 @@ __device__ __forceinline__ uint2 load_word_evict_last(const uint2* from) {
         : "=r"(w.x), "=r"(w.y) : "l"(__cvta_generic_to_global(from)));
     return w;
 }
-__device__ __forceinline__ uint4 load_word_evict_last(const uint4* from) {
+__device__ __forceinline__ uint4 load_word(const uint4* from, ReadEvictLast) {
     uint4 w;
     asm volatile(
         "{ .reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0;"
@@ -124,14 +103,29 @@ __device__ __forceinline__ uint4 load_word_evict_last(const uint4* from) {
     return w;
 }
 
-template <int N, class T>
-__device__ __forceinline__ Vector<T, N> load_evict_last(const T* from) {
+template <int N, class T, class How>
+__device__ __forceinline__ Vector<T, N> load_vector(const T* from, How how) {
     typedef typename Word<sizeof(T) * N>::type word;
     constexpr int words = sizeof(T) * N / sizeof(word);
     union { Vector<T, N> v; word w[words]; };
 #pragma unroll
-    for (int i = 0; i < words; ++i) w[i] = load_word_evict_last(reinterpret_cast<const word*>(from) + i);
+    for (int i = 0; i < words; ++i) w[i] = load_word(reinterpret_cast<const word*>(from) + i, how);
     return v;
+}
+
+template <int N, class T>
+__device__ __forceinline__ Vector<T, N> load(const T* from) {
+    return load_vector<N>(from, ReadUsual());
+}
+
+template <int N, class T>
+__device__ __forceinline__ Vector<T, N> load_once(const T* from) {
+    return load_vector<N>(from, ReadOnce());
+}
+
+template <int N, class T>
+__device__ __forceinline__ Vector<T, N> load_evict_last(const T* from) {
+    return load_vector<N>(from, ReadEvictLast());
 }
 
 // One word to global memory in one access: the compiler may split what it sees as a structure of 4 bytes each.
