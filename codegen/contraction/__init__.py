@@ -5,6 +5,8 @@ wgmma  tiles multiplied by warpgroups, brought by TMA (Hopper, `codegen.contract
 mma    tiles multiplied by warps, brought by asynchronous copies, any strides (`codegen.contraction.mma`).
 halo   convolutions in groups of few channels: windows are read from a part of the image (`codegen.contraction.halo`).
 stem   convolutions of few channels: words of a part of the image are the terms (`codegen.contraction.stem`).
+stream a large operand and few rows of the other one, by multiply-adds of single threads that read the large one once,
+       straight to registers (`codegen.contraction.stream`).
 simt   multiply-adds of single threads, any dtype, any strides, everywhere (`codegen.contraction.simt`).
 """
 
@@ -26,6 +28,8 @@ from codegen.contraction import (
     simt_schedule,
     stem,
     stem_schedule,
+    stream,
+    stream_schedule,
     thin,
     thin_schedule,
     wgmma,
@@ -35,6 +39,7 @@ from codegen.contraction.halo_schedule import HaloSchedule
 from codegen.contraction.mma_schedule import MmaSchedule
 from codegen.contraction.simt_schedule import SimtSchedule
 from codegen.contraction.stem_schedule import StemSchedule
+from codegen.contraction.stream_schedule import StreamSchedule
 from codegen.contraction.thin_schedule import ThinSchedule
 from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.declined import Declined
@@ -65,7 +70,15 @@ NARROW = 16
 
 
 def _may_be_slower(spec: ContractionSpec) -> bool:
-    """Tells whether multiply-adds can be faster than tensor cores: those multiply float32 in parts, or few columns."""
+    """Tells whether tiles of single threads can be faster than all else: tensor cores multiply float32 in parts, or few
+    columns, and streams are for few rows.
+    """
+    try:
+        stream_schedule.streams(spec)
+    except Declined:
+        pass
+    else:
+        return True
     try:
         kind = product_types(spec, widen=False)[0]
     except Declined:
@@ -135,6 +148,10 @@ FAMILY = EstimatedFamily(
         Form(
             "stem", StemSchedule, _plain(stem_schedule.schedules), stem.render, _plain(stem_schedule.cycles),
             cost=stem_schedule.cost,
+        ),
+        Form(
+            "stream", StreamSchedule, _plain(stream_schedule.schedules), stream.render, _plain(stream_schedule.cycles),
+            cost=stream_schedule.cost, early=_waits,
         ),
         Form(
             "simt", SimtSchedule, _plain(simt_schedule.schedules), simt.render, _plain(simt_schedule.cycles),

@@ -1,0 +1,264 @@
+"""Schedules of products whose large operand is streamed through the registers of single threads, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from codegen.buffers import VECTORS, Buffer, Buffers, Edge
+from codegen.contraction.merge import merged
+from codegen.declined import Declined
+from codegen.dtypes import SIZE_OF
+from codegen.expr import Operand
+from codegen.family import Schedule
+from codegen.iteration import widest_vector
+from codegen.ranking import in_order
+from codegen.records import changed
+from codegen.sizes import Size, most
+from codegen.spec import ContractionSpec, Gather, Strides
+from codegen.target import Target
+
+ROWS, WIDTHS, WARPS, TERMS = (16, 8, 4, 2, 1), (8, 4, 2, 1), (8, 4), (8, 4)
+#: Bytes of the smallest access to memory.
+SECTOR = 32
+#: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
+MOST_FEW = 256
+#: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, for what
+#: is on its way, and for all else.
+MOST_HELD, MOST_EXCHANGED, MOST_SUMS, MOST_FLYING, OTHER_REGISTERS = 64 << 10, 32 << 10, 64, 64, 40
+#: Cycles until a thread has what it asks memory for, of a block beside its sums, and of a kernel.
+LATENCY, BLOCK, START = 900.0, 1500.0, 1500.0
+#: Instructions of an element that is converted or computed, and of a result; the share of instructions that a
+#: multiprocessor issues; that of the rate of the L2 cache.
+CONVERT, STEP, RESULT, ISSUED, L2_SHARE = 1.0, 1.0, 4.0, 0.6, 0.6
+
+
+@dataclass(frozen=True)
+class StreamSchedule(Schedule):
+    """A thread has the sums of ``rows`` of the few rows, and of ``vector`` neighbouring columns of the large operand.
+
+    warps  of a block; ``split`` of them share the reduction.
+    terms  of the reduction for which a thread asks at a time.
+
+    Raises ValueError unless the warps are a multiple of those that share the reduction.
+    """
+
+    rows: int
+    vector: int
+    warps: int
+    split: int
+    terms: int
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.vector, self.warps, self.split, self.terms) < 1 or self.warps % self.split:
+            raise ValueError(f"{self}: positive numbers, and warps a multiple of those that share the reduction")
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def columns(self) -> int:
+        """Columns of a block."""
+        return self.warps // self.split * 32 * self.vector
+
+
+class Streams(NamedTuple):
+    """A product whose operands are merged, and which of them is the large one.
+
+    spec       whose batch has all dimensions of the large operand's rows but the last, if it is operand A.
+    first      whether the large operand is A.
+    few, size  rows of the other operand and of the large one; ``depth`` terms of a sum.
+    """
+
+    spec: ContractionSpec
+    first: bool
+    few: int
+    size: int
+    depth: int
+
+    @property
+    def large(self) -> Gather:
+        return self.spec.a if self.first else self.spec.b
+
+    @property
+    def other(self) -> Gather:
+        return self.spec.b if self.first else self.spec.a
+
+    @property
+    def along(self) -> int:
+        """The dimension of the program's space in which the large operand's rows lie."""
+        return len(self.spec.batch) + (0 if self.first else len(self.spec.m))
+
+
+@lru_cache(256)
+def streams(spec: ContractionSpec) -> Streams:
+    """Returns how a product is streamed.  Raises Declined, with the reason, if it cannot be."""
+    if spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials or spec.others:
+        raise Declined("operands are streamed that have no limits, for whole results of one product")
+    spec = merged(spec)
+    first = most(prod(spec.m)) > most(prod(spec.n))
+    if first and len(spec.m) > 1:
+        spec = _batched(spec)
+    rows, cols, depth = (prod(sizes) for sizes in (spec.m, spec.n, spec.k))
+    few, size = (cols, rows) if first else (rows, cols)
+    if isinstance(few, Size) or isinstance(depth, Size):
+        raise Declined("only the sizes of what is streamed may vary")
+    if len(spec.k) > 1 or not depth:
+        raise Declined("streams have sums over one dimension")
+    if few > MOST_FEW:
+        raise Declined(f"neither operand has at most {MOST_FEW} rows or columns")
+    return Streams(spec, first, few, size, depth)
+
+
+def _batched(spec: ContractionSpec) -> ContractionSpec:
+    """Returns the spec with all row dimensions but the last in the batch."""
+    count = len(spec.m) - 1
+    batch, outer, inner = spec.a.steps()
+    a = spec.a.stepped([b + o[:-1] for b, o in zip(batch, outer)], [o[-1:] for o in outer], inner)
+    batch, outer, inner = spec.b.steps()
+    b = spec.b.stepped([s + (0,) * count for s in batch], outer, inner)
+    return changed(spec, batch=(*spec.batch, *spec.m[:-1]), m=spec.m[-1:], a=a, b=b)
+
+
+class Source(NamedTuple):
+    """A tensor that the large operand is read from, with its steps over batches, rows and terms, and its start."""
+
+    operand: Operand
+    batch: Strides
+    step: int
+    term: int
+    start: int
+
+
+def sources(s: Streams) -> list[Source]:
+    """Returns the tensors that the large operand is read from."""
+    gather = s.large
+    every = [*zip(*(x[: 1 + len(gather.starts)] for x in gather.steps()), (gather.start, *gather.starts))]
+    steps = every if gather.program is None else every[1:]
+    return [Source(op, b, o[-1], i[-1], start) for op, (b, o, i, start) in zip(gather.operands, steps)]
+
+
+def widest(s: Streams) -> int:
+    """Returns how many neighbouring rows of the large operand a thread may have: every access to them is whole."""
+    reads, along, space = sources(s), s.along, s.spec.space
+    if any(x.step not in (0, 1) for x in reads):
+        return 1
+    batch = [d for d, size in enumerate(s.spec.batch) if size > 1]
+    beside = [d for d, size in enumerate(space) if size > 1 and d != along]
+    moving = [(x.operand, [x.term, x.start, *(x.batch[d] for d in batch)]) for x in reads if x.step]
+    moving += [(op, [op.strides[d] for d in beside]) for op in s.spec.program.operands if op.strides[along] == 1]
+
+    def suits(vector: int) -> bool:
+        return s.size % vector == 0 and all(_whole(op, vector, steps) for op, steps in moving)
+
+    return widest_vector(8, suits) if moving else 1
+
+
+def run(s: Streams) -> int:
+    """Returns how many terms of a row of the large operand are one access: several if they are neighbours."""
+    read = sources(s)[0] if s.large.program is None else None
+    if read is None or read.term != 1:
+        return 1
+    steps = (*read.batch, read.step, read.start)
+    most = VECTORS // read.operand.dtype.itemsize
+    return widest_vector(most, lambda count: s.depth % count == 0 and _whole(read.operand, count, steps))
+
+
+def _whole(operand: Operand, count: int, steps: Iterable[int]) -> bool:
+    """Tells whether so many neighbours, from places apart by some steps, are one access."""
+    size = operand.dtype.itemsize * count
+    return (
+        size <= VECTORS and operand.alignment % size == 0 and all(x * operand.dtype.itemsize % size == 0 for x in steps)
+    )
+
+
+def schedules(spec: ContractionSpec, target: Target) -> tuple[StreamSchedule, ...]:
+    """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
+    return in_order(_ranked(spec, target), lambda s: (s.rows, s.vector))
+
+
+def cycles(spec: ContractionSpec, target: Target) -> float:
+    """Returns the cycles that the best schedule is estimated to take.  Raises Declined with a reason."""
+    return _ranked(spec, target)[0][0]
+
+
+def cost(spec: ContractionSpec, schedule: StreamSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take."""
+    return _cost(streams(spec), schedule, target)
+
+
+@lru_cache(256)
+def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StreamSchedule]]:
+    s = streams(spec)
+    found = [(_cost(s, schedule, target), schedule) for schedule in _candidates(s)]
+    if not found:
+        raise Declined("the few rows do not fit shared memory")
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _candidates(s: Streams) -> Iterator[StreamSchedule]:
+    """Yields what might be fast: threads with registers for their sums, and warps that all have work."""
+    wide, word, piece = widest(s), SIZE_OF[s.spec.accumulate] // 4, run(s)
+    fitting = max(1, 1 << (s.few - 1).bit_length())
+    for rows in ROWS:
+        for vector in WIDTHS:
+            if rows > fitting or vector > wide or rows * vector * word > MOST_SUMS or (piece > 1 and vector > 1):
+                continue
+            for warps in WARPS:
+                for split in (1, 2, 4, 8):
+                    for terms in TERMS:
+                        made = StreamSchedule(
+                            rows, vector, warps, split if warps % split == 0 else 1, max(terms, piece)
+                        )
+                        idle = (split - 1) * made.terms >= s.depth or (terms > 4 and terms >= 2 * s.depth)
+                        if warps % split or idle or made.terms * vector * word > MOST_FLYING:
+                            continue
+                        tiles = buffers(s, made)
+                        if tiles["few"].bytes <= MOST_HELD and tiles["parts"].bytes <= MOST_EXCHANGED:
+                            yield made
+
+
+def buffers(s: Streams, schedule: StreamSchedule) -> Buffers:
+    """Returns what a block has in shared memory: its few rows, a row for each term, and sums that warps exchange."""
+    c, rows, vector = s.spec.accumulate, schedule.rows, schedule.vector
+    exchanged = (schedule.warps, rows, vector, 32) if schedule.split > 1 else (0,)
+    return Buffers(
+        (
+            Buffer("few", c, (Edge(s.depth, schedule.terms).padded, rows), align=VECTORS),
+            Buffer("parts", c, exchanged, align=VECTORS),
+        )
+    )
+
+
+def _cost(s: Streams, schedule: StreamSchedule, target: Target) -> float:
+    """Returns the estimated cycles: the most of what the L2 cache, instructions and waiting for memory take."""
+    spec, word = s.spec, SIZE_OF[s.spec.accumulate] // 4
+    rows, vector, split, terms = schedule.rows, schedule.vector, schedule.split, schedule.terms
+    tiles = prod(spec.batch) * Edge(s.size, schedule.columns).tiles * Edge(s.few, rows).tiles
+    registers = OTHER_REGISTERS + word * vector * (rows + terms) + rows
+    held = max(1, target.arch.blocks_per_sm(schedule.threads, registers, buffers(s, schedule).bytes))
+    each = Edge(tiles, target.sms).tiles
+    # What a thread does for each term: reads, elements, products.
+    reads = sum(1 / run(s) if x.term else 0.25 for x in sources(s))
+    made = CONVERT if s.large.program is None else CONVERT + STEP * len(s.large.program.instructions)
+    a_term = reads + word * rows / 4 + vector * (made + rows * word)
+    steps = Edge(s.depth, terms * split).tiles
+    results = rows * vector * (RESULT + len(spec.program.instructions) + 2 * len(spec.program.loads))
+    exchange = rows * vector * (1 + split) if split > 1 else 0
+    fill = s.depth * rows / schedule.threads * 8
+    instructions = schedule.warps * (steps * terms * a_term + results / split + exchange + fill)
+    size = sum(_bytes(x.operand, 1 if x.term == 1 else x.step) for x in sources(s) if x.step or x.term)
+    moved = schedule.columns * s.depth * size + rows * s.depth * s.other.operand.dtype.itemsize
+    moved += schedule.columns * rows * sum(_bytes(op, op.strides[s.along]) for op in spec.program.operands)
+    issue = each * instructions / (4 * ISSUED)
+    waits = Edge(each, held).tiles * (BLOCK + LATENCY * steps)
+    return START + max(each * moved / (L2_SHARE * target.l2_rate), issue, waits)
+
+
+def _bytes(operand: Operand, step: int) -> float:
+    """Returns the bytes that an element takes on its way to a thread, whose neighbours' are some elements apart."""
+    return min(SECTOR, abs(step) * operand.dtype.itemsize)
