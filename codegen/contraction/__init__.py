@@ -70,19 +70,14 @@ NARROW = 16
 
 
 def _may_be_slower(spec: ContractionSpec) -> bool:
-    """Tells whether tiles of single threads can be faster than all else: tensor cores multiply float32 in parts, or few
-    columns, and streams are for few rows.
+    """Tells whether tiles of single threads can be faster than all else.
+
+    Tensor cores multiply float32 in parts, or few columns; what they do not multiply may be streamed.
     """
-    try:
-        stream_schedule.streams(spec)
-    except Declined:
-        pass
-    else:
-        return True
     try:
         kind = product_types(spec, widen=False)[0]
     except Declined:
-        return False
+        return True
     return kind == BF16X6 or (kind == "tf32" and min(most(prod(spec.m)), most(prod(spec.n))) <= NARROW)
 
 
@@ -144,7 +139,10 @@ FAMILY = EstimatedFamily(
             "mma", MmaSchedule, _plain(mma_schedule.schedules), mma.render, _plain(mma_schedule.cycles), _coarse_mma,
             cost=mma_schedule.cost, best=_plain(mma_schedule.best), early=_waits,
         ),
-        Form("halo", HaloSchedule, _plain(halo_schedule.schedules), halo.render, _plain(halo_schedule.cycles)),
+        Form(
+            "halo", HaloSchedule, _plain(halo_schedule.schedules), halo.render, _plain(halo_schedule.cycles),
+            cost=halo_schedule.cost,
+        ),
         Form(
             "stem", StemSchedule, _plain(stem_schedule.schedules), stem.render, _plain(stem_schedule.cycles),
             cost=stem_schedule.cost,

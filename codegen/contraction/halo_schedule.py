@@ -386,6 +386,12 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
     return _ranked(spec, target)[0][0]
 
 
+def cost(spec: ContractionSpec, schedule: HaloSchedule, target: Target) -> float:
+    """Returns the cycles that a schedule is estimated to take."""
+    tile = HaloTile(spec, schedule)
+    return _cost(tile, -(-tile.tiles // schedule.workers), schedule.resident, target)
+
+
 @lru_cache(256)
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, HaloSchedule]]:
     if not target.arch.has_cp_async:

@@ -98,7 +98,7 @@ STAGES = (4, 3, 2)
 
 #: The share of the L2 cache's rate that is reached, and the cycles until the first bytes arrive; bytes of shared
 #: memory, and instructions of single threads, in a cycle.
-L2_SHARE, LATENCY, SHARED_RATE, ISSUE = 48 / 70, 900.0, 128.0, 128.0
+L2_SHARE, LATENCY, SHARED_RATE, ISSUE = 48 / 70, 1000.0, 128.0, 128.0
 #: Instructions that round an element to tf32.
 ROUND = 2.0
 #: Cycles between two loads to registers of a warp that has one of the multiprocessor's schedulers to itself.
@@ -106,7 +106,7 @@ BETWEEN_LOADS = 15.0
 #: How much longer products take of so few warps.
 FEW_WARPS = {1: 2.0, 2: 1.5, 4: 1.2}
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
-OVERHEAD, BEGIN, EPILOGUE_RATE = 1500.0, 100.0, 20.0
+OVERHEAD, BEGIN, EPILOGUE_RATE = 380.0, 175.0, 20.0
 #: More cycles for a result where they are written one by one.
 SINGLE, WARP_TILE = 0.2, 64
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
@@ -118,7 +118,7 @@ SLOWER, SLOWER_TOGETHER = {1: 1.2, 2: 1.2}, 0.5
 #: few warps, for many, and with windows of an image; the longest side of a tile.
 CONVERTED, WAITING, SHARING, WORDS_ACROSS, WORDS_SIDE = 16.0, 2.0, 1.25, 1.3, 128
 #: Cycles in which the code arrives of twice as many products of a warp, which is not in the caches at first.
-CODE = 1000.0
+CODE = 1580.0
 #: Registers of a thread beyond sums, fragments and what it keeps for the pieces that it copies.
 OTHER_REGISTERS = 44
 MOST_REGISTERS = 250
@@ -401,8 +401,8 @@ def _cost(
     """Returns the estimated cycles: rounds of blocks that wait for products, shared memory, the L2 cache or latency."""
     warps = s.warps_m * s.warps_n
     depth = -(-tile.depth // s.split_k)
-    rounds = -(-tile.tiles * s.split_k // target.sms)
-    together = min(resident, rounds)
+    rounds, busy_rounds = (-(-round(tile.tiles * share) * s.split_k // target.sms) for share in (1.0, tile.share))
+    together = max(1, min(resident, busy_rounds))
     ahead = s.stages - 1 if parts.a.copied and parts.b.copied else 1
     busy = tile.busy * FEW_WARPS.get(together * warps, 1.0)
     if parts.a.words:
@@ -415,4 +415,5 @@ def _cost(
         stage *= 1 + (factor - 1) * SLOWER.get(together, SLOWER_TOGETHER)
     results, exchange = tile.results / s.split_k, 3000.0 if s.split_k > 1 else 0.0
     code = CODE * log2(s.warp_rows * s.warp_cols / 256)
-    return LATENCY + code + rounds * (tile.share * depth * stage + results + exchange + BEGIN + OVERHEAD / together)
+    begun = rounds * (results + exchange + BEGIN + OVERHEAD / together)
+    return LATENCY + code + busy_rounds * depth * stage + begun

@@ -214,7 +214,7 @@ def _cycles(
     """Returns the cycles that products of these sizes are estimated to take in tiles that come through registers.
 
     They are the rounds of as many blocks as the multiprocessors hold, each as long as its stages.  The next stage is in
-    flight while one is multiplied.  The rest of the batches than this ``share`` have no terms.
+    flight while one is multiplied.  The rest of the batches than this ``share`` have no terms, and take no time.
     """
     k, (rows, cols, inner, tr, tc) = sizes[3], tile
     words = SIZE_OF[ctype] // 4
@@ -223,18 +223,18 @@ def _cycles(
     held = max(1, target.arch.blocks_per_sm(threads, registers, buffers(tile, ctype, products).bytes))
     work = rows * cols * products * inner * words / target.fma
     work *= 1 + READS * (tr + tc * products) / sums + FETCHES * (1 / rows + 1 / (cols * products))
-    blocks = _blocks(target, tile, sizes)
+    blocks = _blocks(target, tile, sizes, share)
     together = min(blocks, held)
     stage = max(LATENCY + work / 10, together * work)
     if scattered:  # a block waits for the next stage just after asking for it, as do those that began with it
         stage = max(SCATTERED_LATENCY + work, together * work + (IN_STEP if blocks <= held else 0))
-    return blocks / together * (share * Edge(k, inner).tiles * stage + BLOCK) if blocks else 0.0
+    return blocks / together * (Edge(k, inner).tiles * stage + BLOCK) if blocks else 0.0
 
 
-def _blocks(target: Target, tile: Tile, sizes: Sizes) -> int:
-    """Returns the blocks of a multiprocessor."""
+def _blocks(target: Target, tile: Tile, sizes: Sizes, share: float = 1.0) -> int:
+    """Returns the blocks of a multiprocessor, of this share of the batches."""
     batch, m, n, _ = sizes
-    return Edge(batch * Edge(m, tile[0]).tiles * Edge(n, tile[1]).tiles, target.sms).tiles
+    return Edge(round(batch * share) * Edge(m, tile[0]).tiles * Edge(n, tile[1]).tiles, target.sms).tiles
 
 
 def _leaving(spec: ContractionSpec, target: Target, tile: Tile, sizes: Sizes) -> float:
@@ -251,9 +251,9 @@ def _ring_cycles(
     The rest of the batches than this ``share`` have no terms.
     """
     k, (rows, cols, inner, tr, tc) = sizes[3], ring.tile
-    blocks = _blocks(target, ring.tile, sizes)
+    blocks = _blocks(target, ring.tile, sizes, share)
     copies = (COPY if plain else COPY_FROM_WINDOW) * (1 / (cols * widths[0]) + 1 / (rows * widths[1]))
-    work = share * rows * cols * Edge(k, inner).padded * (1 + copies) / target.fma / ring.share
+    work = rows * cols * Edge(k, inner).padded * (1 + copies) / target.fma / ring.share
     if blocks * (rows // tr) * (cols // tc) < 32 * BUSY_WARPS:
         work /= IDLE
     return blocks * work + Edge(blocks, ring.blocks).tiles * RING_START

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import gcd, prod
 
 from codegen.buffers import VECTORS, Edge, every, where
-from codegen.contraction.stream_schedule import StreamSchedule, buffers, run, streams
+from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, run, streams
 from codegen.dtypes import SIZE_OF
 from codegen.epilogue import Epilogue, Run, batches, operand_value
 from codegen.iteration import bounds, coordinates, far, linear, signed_index_type, used
@@ -84,6 +84,7 @@ class _Renderer:
         steps = few.gather.outer[-1], few.gather.inner[-1]
         by_terms = abs(steps[1]) < abs(steps[0])  # neighbouring threads read neighbours in memory
         w.line()
+        w.line(f"#pragma unroll {TOGETHER}")
         with w.block(f"for (int i = t; i < {depth.padded * s.rows}; i += {s.threads})"):
             k, r = (f"i % {depth.padded}", f"i / {depth.padded}") if by_terms else (f"i / {s.rows}", f"i % {s.rows}")
             w.line(f"const {self.t} k = {k}, r = {r};" if s.rows > 1 else f"const {self.t} k = i, r = 0;")

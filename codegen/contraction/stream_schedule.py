@@ -29,11 +29,17 @@ MOST_FEW = 256
 #: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, for what
 #: is on its way, and for all else.
 MOST_HELD, MOST_EXCHANGED, MOST_SUMS, MOST_FLYING, OTHER_REGISTERS = 64 << 10, 32 << 10, 64, 64, 40
-#: Cycles until a thread has what it asks memory for, of a block beside its sums, and of a kernel.
-LATENCY, BLOCK, START = 900.0, 1500.0, 1500.0
-#: Instructions of an element that is converted or computed, and of a result; the share of instructions that a
-#: multiprocessor issues; that of the rate of the L2 cache.
-CONVERT, STEP, RESULT, ISSUED, L2_SHARE = 1.0, 1.0, 4.0, 0.6, 0.6
+#: Cycles of a kernel, of a block beside its sums, until the terms that a thread asks for at a time have come, more for
+#: each of them, and until those of the few rows have that it brings to shared memory at a time; and the power of the
+#: rounds of blocks in which all of them wait.  Fits to 780 schedules, as are the constants below (error 21 %).
+START, BLOCK, WAIT, TERM, FILL, ROUNDS = 1560.0, 375.0, 1140.0, 60.0, 800.0, 0.75
+#: How many elements of the few rows a thread asks for at a time.
+TOGETHER = 4
+#: Instructions of an element that is converted, of each step of its program, and of a result; the share of instructions
+#: that a multiprocessor issues; that of the rate of the L2 cache.
+CONVERT, STEP, RESULT, ISSUED, L2_SHARE = 0.54, 0.88, 2.4, 0.38, 1.09
+#: Bytes of a line of a multiprocessor's cache, and cycles that one takes.
+LINE_BYTES, LINE = 128, 0.97
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,10 @@ def streams(spec: ContractionSpec) -> Streams:
         raise Declined("streams have sums over one dimension")
     if few > MOST_FEW:
         raise Declined(f"neither operand has at most {MOST_FEW} rows or columns")
-    return Streams(spec, first, few, size, depth)
+    found = Streams(spec, first, few, size, depth)
+    if any(x.term == 1 and x.step > 1 and x.step * x.operand.dtype.itemsize > LINE_BYTES for x in sources(found)):
+        raise Declined("the large operand lies along the reduction, in rows that are longer than a line of the cache")
+    return found
 
 
 def _batched(spec: ContractionSpec) -> ContractionSpec:
@@ -235,28 +244,39 @@ def buffers(s: Streams, schedule: StreamSchedule) -> Buffers:
 
 
 def _cost(s: Streams, schedule: StreamSchedule, target: Target) -> float:
-    """Returns the estimated cycles: the most of what the L2 cache, instructions and waiting for memory take."""
+    """Returns the estimated cycles: the most of what the caches, instructions and waiting for memory take."""
     spec, word = s.spec, SIZE_OF[s.spec.accumulate] // 4
     rows, vector, split, terms = schedule.rows, schedule.vector, schedule.split, schedule.terms
     tiles = prod(spec.batch) * Edge(s.size, schedule.columns).tiles * Edge(s.few, rows).tiles
     registers = OTHER_REGISTERS + word * vector * (rows + terms) + rows
     held = max(1, target.arch.blocks_per_sm(schedule.threads, registers, buffers(s, schedule).bytes))
     each = Edge(tiles, target.sms).tiles
+    together, piece, steps = min(held, each), run(s), Edge(s.depth, terms * split).tiles
     # What a thread does for each term: reads, elements, products.
-    reads = sum(1 / run(s) if x.term else 0.25 for x in sources(s))
+    read = sources(s)
+    reads = sum(1 / piece if x.term else 1 / terms for x in read)
     made = CONVERT if s.large.program is None else CONVERT + STEP * len(s.large.program.instructions)
     a_term = reads + word * rows / 4 + vector * (made + rows * word)
-    steps = Edge(s.depth, terms * split).tiles
     results = rows * vector * (RESULT + len(spec.program.instructions) + 2 * len(spec.program.loads))
     exchange = rows * vector * (1 + split) if split > 1 else 0
-    fill = s.depth * rows / schedule.threads * 8
-    instructions = schedule.warps * (steps * terms * a_term + results / split + exchange + fill)
-    size = sum(_bytes(x.operand, 1 if x.term == 1 else x.step) for x in sources(s) if x.step or x.term)
+    instructions = schedule.warps * (steps * terms * a_term + results / split + exchange)
+    # Lanes whose elements are apart ask for a line each.
+    asked = sum(lines(x.operand, x.step, vector) / (piece if x.term == 1 else 1) for x in read if x.term)
+    asked = schedule.warps * steps * terms * asked + schedule.warps * rows / split * sum(
+        lines(op, op.strides[s.along], vector) for op in spec.program.operands
+    )
+    size = sum(_bytes(x.operand, 1 if x.term == 1 else x.step) for x in read if x.step or x.term)
     moved = schedule.columns * s.depth * size + rows * s.depth * s.other.operand.dtype.itemsize
     moved += schedule.columns * rows * sum(_bytes(op, op.strides[s.along]) for op in spec.program.operands)
     issue = each * instructions / (4 * ISSUED)
-    waits = Edge(each, held).tiles * (BLOCK + LATENCY * steps)
-    return START + max(each * moved / (L2_SHARE * target.l2_rate), issue, waits)
+    fills = Edge(s.depth * rows, schedule.threads * TOGETHER).tiles
+    waits = (each / together) ** ROUNDS * (BLOCK + FILL * fills + (WAIT + TERM * terms) * steps)
+    return START + max(each * moved / (L2_SHARE * target.l2_rate), issue, waits, each * asked * LINE)
+
+
+def lines(operand: Operand, step: int, vector: int) -> float:
+    """Returns how many lines of a cache the lanes of a warp ask for at once."""
+    return min(32.0, max(1.0, 32 * vector * abs(step) * operand.dtype.itemsize / LINE_BYTES))
 
 
 def _bytes(operand: Operand, step: int) -> float:

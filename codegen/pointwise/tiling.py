@@ -17,7 +17,7 @@ from codegen.expr import Operand, Program
 from codegen.family import Schedule
 from codegen.iteration import bounds, far, index_type, memory_order, packed, rebase, widest_vector
 from codegen.pointwise.alignment import LEAST, access, is_skewed, period
-from codegen.pointwise.schedule import ENOUGH_BLOCKS, THREADS, aligned, traffic
+from codegen.pointwise.schedule import THREADS, aligned, traffic
 from codegen.pointwise.tables import placed, read_vector
 from codegen.records import once
 from codegen.spec import PointwiseSpec
@@ -34,8 +34,9 @@ BYTES_IN_FLIGHT = 256
 MOST_ACCESSES = 16
 #: What shifting words into place adds to the cost of moving a byte.
 SHIFT = 0.3
-#: No side of a tile is cut below this many bytes: a cache line.
-LINE = 128
+#: Tiles of a multiprocessor that keep a GPU busy, and the least elements along a side of tiles that are cut for more;
+#: bytes of a cache line.
+ENOUGH_TILES, LEAST_SIDE, LINE = 4, 24, 128
 
 
 @dataclass(frozen=True)
@@ -407,10 +408,10 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, ta
         return replace(schedule, outer=outer, rows=rows, cols=cols)
 
     made = cut(1 << area.bit_length() - 1)
-    while _blocks(shape, made) < ENOUGH_BLOCKS * target.sms:
+    while _blocks(shape, made) < ENOUGH_TILES * target.sms:
         area //= 2
         less = cut(1 << area.bit_length() - 1)
-        if less.rows * min(sizes) < LINE or (less.cols * min(sizes) < LINE and less.cols < width):
+        if less.rows < LEAST_SIDE or less.cols < min(LEAST_SIDE, width):
             break
         made = less
     return made

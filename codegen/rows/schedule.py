@@ -218,9 +218,11 @@ def _in_shared(
             nbytes = -(-itemsize * length // cluster)
             resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
             bad = _badness(schedule, target, count, resident, itemsize, nbytes)
-            bad *= 1 + _alone(target, schedule, count) * -(-length // (vector * lanes * cluster))
-            # Every pass reads the row again, if only from shared memory; a block alone on its SM hides no latency.
-            yield (1.08 if resident == 1 else 1.03) * bad, schedule
+            alone = _alone(target, schedule, count)
+            bad *= 1 + alone * -(-length // (vector * lanes * cluster))
+            # Every pass reads the row again, if only from shared memory; a block alone on its SM hides no latency, and
+            # registers take all of a row at once.
+            yield (1.2 if alone else 1.08 if resident == 1 else 1.03) * bad, schedule
 
 
 def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:

@@ -54,6 +54,11 @@ CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "BROUGHT", "WAIT", "WAIT_TOGETHER", "EXPOSED",
         ),
     },
+    "contraction stream": {
+        "codegen.contraction.stream_schedule": (
+            "START", "BLOCK", "WAIT", "TERM", "FILL", "CONVERT", "STEP", "RESULT", "ISSUED", "L2_SHARE", "LINE",
+        ),
+    },
     "contraction simt": {
         "codegen.contraction.simt_schedule": (
             "LATENCY", "SCATTERED_LATENCY", "IN_STEP", "READS", "FETCHES", "BLOCK", "RESULT", "RESULT_OPERAND",
