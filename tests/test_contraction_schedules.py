@@ -116,12 +116,12 @@ def test_accesses_of_the_epilogue_are_wide_where_they_can_be():
     def biased(graph: fg.Graph, y: fg.Tensor) -> None:
         graph.output(y + graph.tensor("bias", (y.shape[-1],), y.dtype), name="y")
 
-    wide = _code(matmul((64, 32), (32, 64), "float32", epilogue=biased))
+    wide = _code(matmul((300, 32), (32, 320), "float32", epilogue=biased))
     assert "load<4>(bias + n)" in wide
-    assert "store(y + m * 64 + n, " in wide
-    odd = _code(matmul((64, 32), (32, 63), "float32", epilogue=biased))
+    assert "store(y + m * 320 + n, " in wide
+    odd = _code(matmul((300, 32), (32, 319), "float32", epilogue=biased))
     assert "load<4>(bias" not in odd
     assert "store(" not in odd
-    rows = _code(convolution((1, 32, 8, 8), (32, 32, 1, 1)))  # NCHW: pixels are what lies together
+    rows = _code(convolution((1, 32, 20, 20), (300, 32, 1, 1)))  # NCHW: pixels are what lies together
     assert "store(y + " in rows
     assert "[ty * 4]" in rows

@@ -145,6 +145,13 @@ def test_sizes_in_words():
 
 WINDOWS = "the rows of operand A are no windows of an image"
 THIN = {"thin": "neither operand has at most 16 rows or columns"}
+PARTS = {
+    "thin": "float32 is multiplied in parts by warpgroups only",
+    "wgmma": "",
+    "mma": "float32 is multiplied in parts by",
+    "halo": WINDOWS,
+    "stem": WINDOWS,
+}
 
 
 @pytest.mark.parametrize(
@@ -152,23 +159,12 @@ THIN = {"thin": "neither operand has at most 16 rows or columns"}
     [
         ("bfloat16", "sm_90a", "wgmma", THIN),
         ("bfloat16", "sm_80", "mma", {**THIN, "wgmma": "sm_80 has no warpgroup matrix products"}),
-        ("float32", "sm_90a", "wgmma", {"thin": "float32 is multiplied in parts by warpgroups only"}),
-        (
-            "float32",
-            "sm_80",
-            "simt",
-            {
-                "thin": "float32 is multiplied in parts by warpgroups only",
-                "wgmma": "sm_80 has no warpgroup",
-                "mma": "float32 is multiplied in parts by",
-                "halo": WINDOWS,
-                "stem": WINDOWS,
-            },
-        ),
+        ("float32", "sm_90a", "simt", {**PARTS, "wgmma": "it is estimated", "stream": "it is estimated"}),
+        ("float32", "sm_80", "stream", {**PARTS, "wgmma": "sm_80 has no warpgroup"}),
         (
             "float64",
             "sm_90a",
-            "simt",
+            "stream",
             dict.fromkeys(("thin", "wgmma", "mma", "halo", "stem"), "tensor cores do not multiply float64"),
         ),
     ],

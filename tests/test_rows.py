@@ -437,7 +437,7 @@ def test_renders_for_every_architecture() -> None:
         best = best_schedule(spec, target(name))
         assert isinstance(best, RowsSchedule)
         forms[name] = best.form, best.cluster > 1
-    assert forms == {"sm_80": ("memory", False), "sm_90a": ("shared", True), "sm_120": ("shared", True)}
+    assert forms == {"sm_80": ("memory", False), "sm_90a": ("registers", True), "sm_120": ("registers", True)}
 
 
 @pytest.mark.gpu

@@ -105,6 +105,8 @@ def streams(spec: ContractionSpec) -> Streams:
     """Returns how a product is streamed.  Raises Declined, with the reason, if it cannot be."""
     if spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials or spec.others:
         raise Declined("operands are streamed that have no limits, for whole results of one product")
+    if not prod((*spec.batch, *spec.m, *spec.n, *spec.k)):
+        raise Declined("there is nothing to multiply")
     spec = merged(spec)
     first = most(prod(spec.m)) > most(prod(spec.n))
     if first and len(spec.m) > 1:
@@ -113,8 +115,8 @@ def streams(spec: ContractionSpec) -> Streams:
     few, size = (cols, rows) if first else (rows, cols)
     if isinstance(few, Size) or isinstance(depth, Size):
         raise Declined("only the sizes of what is streamed may vary")
-    if len(spec.k) > 1 or not depth:
-        raise Declined("streams have sums over one dimension")
+    if len(spec.k) > 1 or len(spec.n) > 1:
+        raise Declined("streams have sums over one dimension, and columns in one")
     if few > MOST_FEW:
         raise Declined(f"neither operand has at most {MOST_FEW} rows or columns")
     found = Streams(spec, first, few, size, depth)

@@ -2,106 +2,89 @@
 //     product = matmul(a, b)
 //     add = add(product, bias)
 //     y = gelu(add)
-// 3 x 65 x 127 sums of 33 products in float; tile 32 x 32 x 16 a block, 4 x 4 a thread
+// 3 x 65 x 127 sums of 33 products in float
+// a thread has 1 columns of the large operand, and 16 of the other one; 8 warps share the reduction
 #include "math.cuh"
 #include "memory.cuh"
 #include "product.cuh"
+#include "shared.cuh"
 #include "types.cuh"
 
-extern "C" __global__ void __launch_bounds__(64, 1) matmul_bias_gelu_ragged_kernel(
+extern "C" __global__ void __launch_bounds__(256) matmul_bias_gelu_ragged_kernel(
     const float* __restrict__ a,
     const float* __restrict__ b,
     const float* __restrict__ bias,
     float* __restrict__ y)
 {
     const int32 block = blockIdx.x;
-    const int32 batch = block / 12;
-    const int32 col0 = block / 3 % 4 * 32;
-    const int32 row0 = block % 3 * 32;
-    const int t = threadIdx.x;
-
-    __shared__ __align__(16) float a_tile[2][16][36];
-    __shared__ __align__(16) float b_tile[2][16][36];
-
-    const int a_k = t % 16, a_m = t / 16;  // this thread's part of a tile of a
-    int32 a_base[8];
-    bool a_inside[8];
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int32 m = row0 + a_m + i * 4;
-        a_base[i] = batch * 2145 + m * 33;
-        a_inside[i] = m < 65;
-    }
-
-    const int b_n = t % 32, b_k = t / 32;  // this thread's part of a tile of b
-    const int32 b_at = col0 + b_n;
-    const int32 b_base = batch * 4191 + b_at;
-    const bool b_inside = b_at < 127;
-
-    float sum[4][4] = {};
-    const int warp = t / 32, lane = t % 32;
-    const int tx = lane / 2 % 8;  // pairs of threads side by side take neighbouring columns
-    const int ty = warp * 4 + (lane / 16) * 2 + lane % 2;
-
-    float a_next[8], b_next[8];
-    const auto fetch = [&](int32 k0) {
-        {
-            const int32 k = k0 + a_k;
-            #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const bool inside = k < 33 && a_inside[i];
-                a_next[i] = inside ? a[a_base[i] + k] : float(0);
-            }
-        }
-        {
-            #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int32 k = k0 + b_k + i * 2;
-                const bool inside = k < 33 && b_inside;
-                b_next[i] = inside ? b[b_base + k * 127] : float(0);
-            }
-        }
+    const int32 batch = block / 20;
+    const int32 col0 = block / 5 % 4 * 32;
+    const int32 row0 = block % 5 * 16;
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32;
+    struct Shared {
+        alignas(16) float few[36][16];
+        alignas(16) float parts[8][16][1][32];
     };
-    fetch(0);
-    int stage = 0;
-    for (int32 k0 = 0; k0 < 48; k0 += 16, stage ^= 1) {
+    FUSEGRAPH_DYNAMIC_SHARED(memory);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+
+    #pragma unroll 4
+    for (int i = t; i < 576; i += 256) {
+        const int32 k = i % 36, r = i / 36;
+        float value = 0;
+        if (k < 33 && row0 + r < 65) {
+            const int32 a_base = batch * 2145 + (row0 + r) * 33;
+            value = a[a_base + k];
+        }
+        shared.few[k][r] = value;
+    }
+    __syncthreads();
+
+    const int32 col = col0 + lane;
+    const bool inside = col < 127;
+    const int32 b_base = batch * 4191 + col;
+    float sum[16][1] = {};
+    for (int32 k0 = (warp % 8) * 4; k0 < 36; k0 += 32) {
+        Vector<float, 1> b_next[4];
         #pragma unroll
-        for (int i = 0; i < 8; ++i) a_tile[stage][a_k][a_m + i * 4] = a_next[i];
+        for (int u = 0; u < 4; ++u) {
+            b_next[u] = k0 + u < 33 && inside ? load<1>(b + b_base + (k0 + u) * 127) : Vector<float, 1>{};
+        }
         #pragma unroll
-        for (int i = 0; i < 8; ++i) b_tile[stage][b_k + i * 2][b_n] = b_next[i];
-        __syncthreads();  // one a tile is enough: the other stage was last read before the previous one
-        if (k0 < 32) fetch(k0 + 16);
-        #pragma unroll
-        for (int kk = 0; kk < 16; ++kk) {
-            const auto a_part = load_shared<4>(&a_tile[stage][kk][ty * 4]);
-            const auto b_part = load_shared<4>(&b_tile[stage][kk][tx * 4]);
+        for (int u = 0; u < 4; ++u) {
+            const int32 k = k0 + u;
+            float few[16];
             #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int n = 0; n < 4; ++n) {
+                const auto chunk = load_shared<4>(&shared.few[k][n * 4]);
                 #pragma unroll
-                for (int j = 0; j < 4; ++j) sum[i][j] = multiply_add(a_part[i], b_part[j], sum[i][j]);
+                for (int e = 0; e < 4; ++e) few[n * 4 + e] = chunk[e];
             }
+            const float value = b_next[u][0];
+            #pragma unroll
+            for (int r = 0; r < 16; ++r) sum[r][0] = multiply_add(few[r], value, sum[r][0]);
         }
     }
 
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int32 m = row0 + ty * 4 + i;
-        if (m >= 65) continue;
-        Vector<float, 4> bias_v[1];
-        {
-            const int32 n = col0 + tx * 4;
-            #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                bias_v[0][e] = bias[min(n + e, 126)];
-            }
-        }
-        const int32 n = col0 + tx * 4;
+    for (int r = 0; r < 16; ++r) {
         #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            if (n + e >= 127) continue;
-            const float bias_e = bias_v[0][e];
-            const float add = sum[i][e] + bias_e;
-            y[batch * 8255 + m * 127 + n + e] = math::gelu(add);
+        for (int v = 0; v < 1; ++v) {
+            shared.parts[warp][r][v][lane] = sum[r][v];
         }
+    }
+    __syncthreads();
+    if (!inside) return;
+    for (int r = warp % 8; r < 16; r += 8) {
+        if (row0 + r >= 65) continue;
+        float whole[1] = {};
+        #pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            #pragma unroll
+            for (int v = 0; v < 1; ++v) whole[v] += shared.parts[n][r][v][lane];
+        }
+        const float bias_e = bias[col];
+        const float add = whole[0] + bias_e;
+        y[batch * 8255 + (row0 + r) * 127 + col] = math::gelu(add);
     }
 }
