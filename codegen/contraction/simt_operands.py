@@ -14,7 +14,7 @@ from math import prod
 from codegen.buffers import Edge, where
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, copied_width, width
 from codegen.epilogue import batches, operand_value
-from codegen.iteration import coordinates, linear, packed, split, unsigned, used
+from codegen.iteration import coordinates, linear, long_enough, packed, split, unsigned, used
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
 from codegen.records import once
@@ -104,7 +104,16 @@ class SimtOperand:
     @once
     def at(self) -> str:
         """The subscript of what a thread keeps for each of its rows or columns."""
-        return "[i]" if self.along_k and self.count > 1 else ""
+        return "[i]" if self.along_k and self.count > 1 and not self.apart else ""
+
+    @once
+    def apart(self) -> int:
+        """Elements from one of a thread's rows or columns to the next, if these are copied and all at one distance.
+
+        Only the first one's place is kept then, which saves an address for each of the others.
+        """
+        plain = self.s.copied and self.along_k and len(self.outer) == 1 and not self.prologue.gather.limits
+        return self.step * self.prologue.gather.outer[0] if plain else 0
 
     @once
     def terms(self) -> list[Limit]:
@@ -137,16 +146,21 @@ class SimtOperand:
                 if self.edge.ragged:
                     w.line(f"bool {p}_inside[{self.count}];")
             i = w.each("i", self.count if many else 1)
-            place = linear([(self.origin, 1), (f"{p}_{axis}", 1), (i, self.step)])
+            place = self._row(i)
             every = [*(x.outer for x in self.prologue.places), *(x.outer for x in self.prologue.gather.limits)]
-            if many or ("+" in place and (len(self.outer) > 1 or self.prologue.gather.limits or self.edge.ragged)):
+            ragged = self.edge.ragged and not self.apart
+            if many or ("+" in place and (len(self.outer) > 1 or self.prologue.gather.limits or ragged)):
                 name = axis if many else f"{p}_at"
                 w.line(f"const {t} {name} = {place};")
                 place = name
             coords = split(w, t, axis if many else f"{p}_{axis}", place, self.outer, every)
             self.prologue.begin(t, self.at, batches(self.spec.batch), coords)
-            if self.edge.ragged:
+            if ragged:
                 w.line(f"{'' if many else 'const bool '}{p}_inside{self.at} = {self.edge.inside(place)};")
+
+    def _row(self, i: str) -> str:
+        """Returns the C expression of a row or column that a thread fetches."""
+        return linear([(self.origin, 1), (f"{self.label}_{self.axis}", 1), (i, self.step)])
 
     def fetch(self) -> None:
         """Writes the reads of this thread's elements of the tile at k0, zero outside: into registers or its stage."""
@@ -157,9 +171,10 @@ class SimtOperand:
             with w.unrolled(f"for (int i = 0; i < {self.count}; ++i)"):
                 if not self.along_k:
                     coords = self._reduction(f"k0 + {p}_k + i * {self.step}")
+                exists = self.edge.inside(self._row("i")) if self.apart else f"{p}_inside{self.at}"
                 inside = w.inside(
                     terms.inside("k"),
-                    f"{p}_inside{self.at}" if self.edge.ragged else "",
+                    exists if self.edge.ragged else "",
                     *self.prologue.kept(self.s.itype, self.at, coords),
                     "term" if self.terms else "",
                 )
@@ -211,7 +226,8 @@ class SimtOperand:
         """Writes the asynchronous copy of an element, or a vector, from these coordinates of the reduction."""
         size, p = 4 * self.width, self.label
         valid = f", {inside} ? {size} : 0" if inside else ""
-        from_ = f"{source.pointer} + ({self._place(source, coords)})"
+        further = long_enough("i", self.count, self.apart), self.apart
+        from_ = linear([(source.pointer, 1), (f"({self._place(source, coords)})", 1), further])
         self.w.line(f"copy_async<{size}>(&shared.{p}_tile[stage]{self._in_tile()}, {from_}{valid});")
 
     def _in_tile(self) -> str:
