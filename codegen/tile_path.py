@@ -142,6 +142,11 @@ class TilePath:
         found = [prod(self.outer), prod(self.inner), *g.reaches(*sizes)]
         return max([*found, *(abs(x.start) + sum(x.ends(*sizes), x.size) for x in g.limits)])
 
+    @property
+    def searched(self) -> bool:
+        """Whether a thread works out for each of its pieces where several parts of it lie."""
+        return self.along_k and not self.threads_along_k and self.granule < self.piece
+
     @once
     def granule(self) -> int:
         """How many elements of a piece share all coordinates of the reduction but the last, and lie all inside or all

@@ -21,6 +21,7 @@ SHARES = [
     *((1, n, 1, held) for n, held in contraction_wgmma_layout.REGISTERS.items()),
     *((2, n, 1, held) for n, held in contraction_wgmma_layout.GATHER_REGISTERS.items()),
     *((f, n, 1, held) for f, of in contraction_wgmma_layout.FILL_REGISTERS.items() for n, held in of.items()),
+    (2, 2, 1, contraction_wgmma_layout.PARTS_REGISTERS),
 ]
 
 

@@ -336,7 +336,7 @@ class Turns:
 def consumer(loop: MainLoop, turns: Turns | None, results: Results) -> None:
     """Writes what a warpgroup does that multiplies: the loop over its tiles."""
     block, w, s = loop.block, loop.w, loop.s
-    w.line(f"registers_increase<{s.registers[1]}>();")
+    w.line(f"registers_increase<{block.layout.registers[1]}>();")
     w.line(f"const int t = threadIdx.x % {GROUP}, lane = t % 32;")
     row = linear([("0" if s.pieces > 1 else block.rows, 1), ("t / 32 * 16", 1), ("lane / 4", 1)])
     place = f"of {GROUP_ROWS} rows" if s.pieces > 1 else "in the tile"

@@ -43,6 +43,8 @@ FILL_REGISTERS = {
     1: {1: (200, 232), 2: (120, 192), 3: (104, 136)},
     2: {1: (128, 232), 2: (96, 160), 3: (72, 112)},
 }
+#: The same of two each where elements come in parts: a consumer has fragments of these besides the sums of a stage.
+PARTS_REGISTERS = (88, 168)
 #: The same where the producer's threads bring factors.
 SCALE_REGISTERS = {1: (56, 224), 2: (56, 224), 3: (56, 152)}
 GATHER_REGISTERS = {1: (96, 232), 2: (80, 176), 3: (72, 112)}
@@ -267,6 +269,13 @@ class Layout:
         if self.by_warps:  # no swizzle of TMA's: any length will do
             fitting = (c for c in range(16, s.part + 1, 16) if s.part % c == 0 and c * over.widest <= CARRIED_BYTES)
             self.chunk = max(fitting)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread of the producer and of a consumer."""
+        brought = [side for side in (self.parts.a, self.parts.b) if isinstance(side, TilePath)]
+        in_parts = any(side.parts > 1 for side in brought) and not any(side.searched for side in brought)
+        return PARTS_REGISTERS if in_parts and self.s.groups == self.s.producer_warpgroups == 2 else self.s.registers
 
     @once
     def by_warps(self) -> bool:

@@ -29,7 +29,7 @@ LATE = 2
 def producer(loads: Loads, a: OperandWriter, b: OperandWriter) -> None:
     """Writes what fills the ring with the tiles of both operands."""
     block = loads.block
-    block.w.line(f"registers_decrease<{block.s.registers[0]}>();")
+    block.w.line(f"registers_decrease<{block.layout.registers[0]}>();")
     if isinstance(a, GatheredWriter):
         _gathering(loads, a, b)
     elif block.s.producer_warpgroups:
