@@ -82,14 +82,11 @@ class Arch:
             return 0
         if shared_bytes > self.shared_bytes_per_block:
             return 0
-        warps = -(-threads // WARP)
-        warp_registers = _round_up(max(registers, 1) * WARP, _REGISTER_UNIT)
-        resident_warps = self.registers_per_sm // _PARTITIONS // warp_registers * _PARTITIONS
         block_shared = _round_up(shared_bytes + RESERVED_SHARED_BYTES_PER_BLOCK, _SHARED_UNIT)
         return min(
             self.max_blocks_per_sm,
-            self.max_warps_per_sm // warps,
-            resident_warps // warps,
+            self.max_warps_per_sm // -(-threads // WARP),
+            blocks_of_registers(threads, registers),
             self.shared_bytes_per_sm // block_shared,
         )
 
@@ -108,6 +105,12 @@ class Arch:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def blocks_of_registers(threads: int, registers: int) -> int:
+    """Returns for how many blocks of so many threads the registers of an SM suffice, on any architecture."""
+    warp_registers = _round_up(max(registers, 1) * WARP, _REGISTER_UNIT)
+    return REGISTERS_PER_SM // _PARTITIONS // warp_registers * _PARTITIONS // -(-threads // WARP)
 
 
 def _round_up(value: int, unit: int) -> int:

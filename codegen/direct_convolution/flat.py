@@ -12,14 +12,13 @@ from math import prod
 from codegen.buffers import Edge, every
 from codegen.direct_convolution.flat_schedule import (
     FlatSchedule,
+    flat_blocks,
     flat_buffers,
     flat_copy,
     flat_pitches,
-    flat_registers,
     flat_stored,
     units,
 )
-from codegen.direct_convolution.schedule import SM_REGISTERS
 from codegen.direct_convolution.sliding import Sliding
 from codegen.direct_convolution.spec import DirectConvolutionSpec, contiguous
 from codegen.expr import Operand
@@ -41,7 +40,7 @@ class Flat(Sliding):
 
     def blocks_per_sm(self) -> int:
         """Returns how many blocks a multiprocessor should hold.  Left alone, ptxas spills to fit one more."""
-        return max(1, SM_REGISTERS // (most(self.threads) * min(255, 16 + flat_registers(self.spec, self.s))))
+        return max(1, flat_blocks(self.spec, self.s))
 
     def body(self) -> int:
         w, s, spec = self.w, self.s, self.spec
@@ -124,7 +123,9 @@ class Flat(Sliding):
             rows = [("in_h", width), (own, width)]
             place = linear([(in_d, height * width), *rows, ("in_w", 1), (self.along(2, ix), 1)])
             inside = every("row_exists", there, self.column(ix))
-            w.line(f"under[{iz}][{ix}][0] = {inside} ? {self.value(f'image_plane[{place}]')} : {spec.accumulate}(0);")
+            # Told to choose between them, NVRTC multiplies the zeros and the weights ahead, and keeps the products.
+            w.line(f"under[{iz}][{ix}][0] = 0;")
+            w.line(f"if ({inside}) under[{iz}][{ix}][0] = {self.value(f'image_plane[{place}]')};")
 
     def finish(self, row: str, sums: str) -> None:
         w, s, spec = self.w, self.s, self.spec

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from codegen.arch import MAX_REGISTERS_PER_THREAD, blocks_of_registers
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.direct_convolution.cost import Work, conflicts, cycles, finishing, in_pieces
 from codegen.direct_convolution.slide_schedule import (
@@ -21,6 +22,7 @@ from codegen.direct_convolution.slide_schedule import (
 from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
 from codegen.expr import Operand
 from codegen.family import Schedule
+from codegen.sizes import most
 from codegen.target import Target
 
 #: Most threads of a block, and the fewest that are tried where there is work for more.
@@ -29,6 +31,9 @@ MAX_THREADS, MIN_THREADS = 512, 64
 #: copied, and of a result that is written alone; the share of the issue slots that a warp of a scheduler fills; cycles
 #: until planes arrive.
 READ, COPY, SCATTERED, FILLED, LATENCY = 1.5, 4.6, 16.0, 0.37, 730.0
+#: Registers that ptxas takes beyond those estimated, unless it spills: in any case, and for each tap times columns of
+#: the input under the outputs.  The more code there is, the more of it ptxas moves ahead.
+SPARE, SPARE_PRODUCT = 12, 0.036
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,12 @@ def flat_registers(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
     return 32 + spec.word // 4 * (spec.filters * (prod(spec.taps) + live * s.cols) + line)
 
 
+def flat_blocks(spec: DirectConvolutionSpec, s: FlatSchedule) -> int:
+    """Returns for how many blocks the registers of a multiprocessor suffice."""
+    needed = round(flat_registers(spec, s) + SPARE + SPARE_PRODUCT * prod(spec.taps) * len(columns(spec, s.cols)))
+    return blocks_of_registers(most(flat_threads(spec, s)), min(MAX_REGISTERS_PER_THREAD, needed))
+
+
 def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> Iterator[FlatSchedule]:
     """Yields the schedules that fit; none for images that are not contiguous."""
     _, total = spec.runs
@@ -126,6 +137,7 @@ def flat_candidates(spec: DirectConvolutionSpec, target: Target, itype: str) -> 
         if (
             2 * flat_buffers(spec, s).bytes <= target.arch.shared_bytes_per_sm
             and flat_registers(spec, s) <= MAX_REGISTERS
+            and flat_blocks(spec, s)
         ):
             yield s
 

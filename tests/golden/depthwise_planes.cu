@@ -8,7 +8,7 @@
 #include "shared.cuh"
 #include "types.cuh"
 
-extern "C" __global__ void __launch_bounds__(64, 11) depthwise_planes_kernel(
+extern "C" __global__ void __launch_bounds__(64, 10) depthwise_planes_kernel(
     const float* __restrict__ x,
     const float* __restrict__ w,
     float* __restrict__ y)
@@ -53,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(64, 11) depthwise_planes_kernel(
         const bool row_exists = uint32(in_h + iy) < 14;
         #pragma unroll
         for (int ix = 0; ix < 9; ++ix) {
-            under[0][ix][0] = row_exists && (1 <= ix && ix < 8 || uint32(in_w + ix) < 14) ? image_plane[in_h * 14 + iy * 14 + in_w + ix] : float(0);
+            under[0][ix][0] = 0;
+            if (row_exists && (1 <= ix && ix < 8 || uint32(in_w + ix) < 14)) under[0][ix][0] = image_plane[in_h * 14 + iy * 14 + in_w + ix];
         }
         #pragma unroll
         for (int kr = 0; kr < 3; ++kr) {
