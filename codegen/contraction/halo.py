@@ -412,6 +412,10 @@ class Renderer:
         """Writes how a warp's sums go to shared memory, a fragment of positions at a time, and the program on them."""
         w, x, at, staged = self.w, self.x, self.at, self._staging()
         places = self._locate()
+        if len(at.phases) == 1:
+            w.line(
+                "const int own = anew(first);  // places of results are worked out again for each tile: they are many"
+            )
         self._position(places)
         w.line(f"auto& staged = *reinterpret_cast<{self.fragments.total} (*){staged.dims}>(shared.sums[t / 32]);")
         with w.unrolled(f"for (int p = 0; p < {x.own}; ++p)"):
@@ -427,7 +431,7 @@ class Renderer:
                 total = lambda e, _: f"sum[g][p][j][f * 2 + {e}]"  # noqa: E731
                 self.fragments.put(staged, "lane / 4 + f * 8", column, total)
             w.line("__syncwarp();")
-            row = f"position({self.first} + p * {FRAGMENT_ROWS} + {{r}})"
+            row = f"position(own + p * {FRAGMENT_ROWS} + {{r}})"
             self.fragments.take(staged, 32, row, linear([(self.group0, at.filters), ("{c}", 1)]), "lane")
 
     def _write(self) -> None:
