@@ -15,8 +15,9 @@ import fusegraph as fg
 from codegen.contraction.simt_schedule import TILES, SimtSchedule
 from codegen.dtypes import ALL
 from codegen.spec import KernelSource
+from fusegraph.lowering.base import Options
 from fusegraph.plan import plan
-from fusegraph.runtime import nvrtc
+from fusegraph.runtime import nvrtc, targets
 from fusegraph.runtime.cache import default_cache
 
 DTYPES = [d.name for d in ALL]
@@ -25,6 +26,10 @@ ALIKE = (
     ("float8_e4m3", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     *((f"int{bits}", f"uint{bits}") for bits in (8, 16, 32, 64)),
 )
+
+#: The seed of layers from the random benchmark, and their kinds.  Those of this seed need no device to be traced.
+DRAWN = 9
+KINDS = ("conv", "conv_transposed", "conv_backward", "matmul", "norm", "reduction", "softmax", "pool", "movement")
 
 
 def golden_graphs() -> dict[str, fg.Graph]:
@@ -116,6 +121,21 @@ def test_kernels_compile_without_spills(arch: str) -> None:
     assert kernels["matmul_bias_gelu"].registers > 128  # the sums of a large part of the tile
     assert kernels["matmul_bias_gelu_ragged"].shared_bytes == 2 * 16 * (36 + 36) * 4
     assert kernels["depthwise"].registers <= 190
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["a100", "h200", "rtx5090"])
+def test_kernels_of_drawn_layers_compile_without_spills(machine: str) -> None:
+    pytest.importorskip("torch")
+    from fusegraph.bench.sweep.cases import case
+    from fusegraph.bench.sweep.measured import operands
+    from fusegraph.bench.traced import graphs_of
+
+    target = targets.named(machine)
+    drawn = [case(DRAWN, number, KINDS) for number in range(36)]
+    graphs = [g for c in drawn for g in graphs_of(c.function, operands(c, "meta"), c.dtype, "cuda:0")]
+    kernels = [k.source for g in graphs for k in plan(g, Options(target=target)).kernels]
+    compiled(kernels, target.arch.name)
 
 
 @pytest.mark.slow
