@@ -14,7 +14,7 @@ from math import prod
 from codegen.buffers import Edge, where
 from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, along_reduction, copied_width, width
 from codegen.epilogue import batches, operand_value
-from codegen.iteration import coordinates, linear, long_enough, packed, split, unsigned, used
+from codegen.iteration import coordinates, linear, packed, split, unsigned, used
 from codegen.naming import Writer
 from codegen.prologue import Prologue, Source
 from codegen.records import once
@@ -226,8 +226,8 @@ class SimtOperand:
         """Writes the asynchronous copy of an element, or a vector, from these coordinates of the reduction."""
         size, p = 4 * self.width, self.label
         valid = f", {inside} ? {size} : 0" if inside else ""
-        further = long_enough("i", self.count, self.apart), self.apart
-        from_ = linear([(source.pointer, 1), (f"({self._place(source, coords)})", 1), further])
+        i = "i" if self.s.itype == "int32" else f"{self.s.itype}(i)"
+        from_ = linear([(source.pointer, 1), (f"({self._place(source, coords)})", 1), (i, self.apart)])
         self.w.line(f"copy_async<{size}>(&shared.{p}_tile[stage]{self._in_tile()}, {from_}{valid});")
 
     def _in_tile(self) -> str:
