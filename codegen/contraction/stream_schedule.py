@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import pow, prod
 from typing import NamedTuple
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
@@ -272,7 +272,7 @@ def _cost(s: Streams, schedule: StreamSchedule, target: Target) -> float:
     moved += schedule.columns * rows * sum(_bytes(op, op.strides[s.along]) for op in spec.program.operands)
     issue = each * instructions / (4 * ISSUED)
     fills = Edge(s.depth * rows, schedule.threads * TOGETHER).tiles
-    waits = (each / together) ** ROUNDS * (BLOCK + FILL * fills + (WAIT + TERM * terms) * steps)
+    waits = pow(each / together, ROUNDS) * (BLOCK + FILL * fills + (WAIT + TERM * terms) * steps)
     return START + max(each * moved / (L2_SHARE * target.l2_rate), issue, waits, each * asked * LINE)
 
 
