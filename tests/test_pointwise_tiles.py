@@ -37,7 +37,7 @@ Shape = tuple[int, ...]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets small tensors take the tiles of large ones."""
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_ELEMENTS", 1)
-    monkeypatch.setattr(pointwise_tiling, "ENOUGH_BLOCKS", 1 / 132)
+    monkeypatch.setattr(pointwise_tiling, "ENOUGH_TILES", 1 / 132)
     monkeypatch.setattr(pointwise_schedule, "ENOUGH_BLOCKS", 1 / 132)
 
 

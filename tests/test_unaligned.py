@@ -33,8 +33,9 @@ SIZES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets small tensors take the kernels of large ones."""
-    for module in (pointwise_schedule, pointwise_unaligned, pointwise_tiling):
+    for module in (pointwise_schedule, pointwise_unaligned):
         monkeypatch.setattr(module, "ENOUGH_BLOCKS", 1 / 132)
+    monkeypatch.setattr(pointwise_tiling, "ENOUGH_TILES", 1 / 132)
     for module in (pointwise_schedule, pointwise_unaligned):
         monkeypatch.setattr(module, "THREADS", 32)
     monkeypatch.setattr(pointwise_tiling, "ENOUGH_ELEMENTS", 1)
