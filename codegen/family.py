@@ -18,7 +18,7 @@ from codegen.target import Target
 
 #: To be preferred to a form in front of it, a form must be estimated to be so many times as fast and to save so many
 #: cycles: the estimates are no better than that.
-CLEARLY, LEAST_SAVED = 1.07, 1000.0
+CLEARLY, LEAST_SAVED = 1.15, 3000.0
 #: How many schedules of the preferred form, and of each other one, come first.  The last form counts among the others
 #: only where it is estimated to take at most so many times as long.
 FIRST, OTHERS, HOPELESS = 8, 2, 2.0

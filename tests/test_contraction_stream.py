@@ -66,7 +66,7 @@ def test_every_schedule():
 
 
 def test_ragged_sizes():
-    sizes = [(1, 1, 2), (1, 3, 17), (2, 33, 25), (7, 300, 8), (16, 31, 3), (17, 130, 5), (40, 257, 9)]
+    sizes = [(2, 2, 2), (2, 3, 17), (2, 33, 25), (7, 300, 8), (16, 31, 3), (17, 130, 5), (40, 257, 9)]
     cases = [matmul((few, depth), (depth, size)) for few, size, depth in sizes]
     cases += [matmul((size, depth), (depth, few), a_strides=transposed((size, depth))) for few, size, depth in sizes]
     check(cases, every(40, 13))

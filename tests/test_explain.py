@@ -159,7 +159,7 @@ PARTS = {
     [
         ("bfloat16", "sm_90a", "wgmma", THIN),
         ("bfloat16", "sm_80", "mma", {**THIN, "wgmma": "sm_80 has no warpgroup matrix products"}),
-        ("float32", "sm_90a", "simt", {**PARTS, "wgmma": "it is estimated", "stream": "it is estimated"}),
+        ("float32", "sm_90a", "wgmma", {"thin": "float32 is multiplied in parts by warpgroups only"}),
         ("float32", "sm_80", "stream", {**PARTS, "wgmma": "sm_80 has no warpgroup"}),
         (
             "float64",

@@ -119,7 +119,6 @@ def test_kernels_compile_without_spills(arch: str) -> None:
     graphs = [*golden_graphs().values(), product(65, 63, 33, "int64"), depthwise]
     kernels = dict(zip((g.name for g in graphs), compiled(sources(graphs), arch)))
     assert kernels["matmul_bias_gelu"].registers > 128  # the sums of a large part of the tile
-    assert kernels["matmul_bias_gelu_ragged"].shared_bytes == 2 * 16 * (36 + 36) * 4
     assert kernels["depthwise"].registers <= 190
 
 

@@ -397,7 +397,7 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, ta
             cols = -(-width // count // step) * step
         outer, height = turn, shape[turn]
         step = max(vector, *widths)  # a whole number of accesses, however wide
-        rows = max(step, 1 << (area // cols).bit_length() - 1)
+        rows = max(step, 1 << max(area // cols, 1).bit_length() - 1)
         while outer > 0 and (height < rows or (_wasteful(height, rows) and not shape[turn] % (16 // min(sizes)))):
             outer -= 1
             height *= shape[outer]
@@ -408,7 +408,7 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, ta
         return replace(schedule, outer=outer, rows=rows, cols=cols)
 
     made = cut(1 << area.bit_length() - 1)
-    while _blocks(shape, made) < ENOUGH_TILES * target.sms:
+    while area > 1 and _blocks(shape, made) < ENOUGH_TILES * target.sms:
         area //= 2
         less = cut(1 << area.bit_length() - 1)
         if less.rows < LEAST_SIDE or less.cols < min(LEAST_SIDE, width):
