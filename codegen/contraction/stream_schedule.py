@@ -100,12 +100,14 @@ class Streams(NamedTuple):
         return len(self.spec.batch) + (0 if self.first else len(self.spec.m))
 
 
-@lru_cache(256)
 def streams(spec: ContractionSpec) -> Streams:
     """Returns how a product is streamed.  Raises Declined, with the reason, if it cannot be."""
     if spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials or spec.others:
         raise Declined("operands are streamed that have no limits, for whole results of one product")
-    if not prod((*spec.batch, *spec.m, *spec.n, *spec.k)):
+    sizes = (*spec.batch, *spec.m, *spec.n, *spec.k)
+    if any(isinstance(size, Size) for size in sizes):
+        raise Declined("streams have sizes that do not vary")
+    if not prod(sizes):
         raise Declined("there is nothing to multiply")
     spec = merged(spec)
     first = most(prod(spec.m)) > most(prod(spec.n))
@@ -189,6 +191,7 @@ def _whole(operand: Operand, count: int, steps: Iterable[int]) -> bool:
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[StreamSchedule, ...]:
     """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
+    streams(spec)  # sizes that vary are equal to those that do not
     return in_order(_ranked(spec, target), lambda s: (s.rows, s.vector))
 
 
