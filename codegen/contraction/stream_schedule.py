@@ -17,7 +17,7 @@ from codegen.family import Schedule
 from codegen.iteration import widest_vector
 from codegen.ranking import in_order
 from codegen.records import changed
-from codegen.sizes import Size, most
+from codegen.sizes import Size, most, values
 from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
 
@@ -105,7 +105,7 @@ def streams(spec: ContractionSpec) -> Streams:
     if spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials or spec.others:
         raise Declined("operands are streamed that have no limits, for whole results of one product")
     sizes = (*spec.batch, *spec.m, *spec.n, *spec.k)
-    if any(isinstance(size, Size) for size in sizes):
+    if values(spec) is not spec:
         raise Declined("streams have sizes that do not vary")
     if not prod(sizes):
         raise Declined("there is nothing to multiply")
