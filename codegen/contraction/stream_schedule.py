@@ -25,7 +25,7 @@ ROWS, WIDTHS, WARPS, TERMS = (16, 8, 4, 2, 1), (8, 4, 2, 1), (8, 4), (8, 4)
 #: Bytes of the smallest access to memory.
 SECTOR = 32
 #: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
-MOST_FEW = 256
+MOST_FEW = 0
 #: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, for what
 #: is on its way, and for all else.
 MOST_HELD, MOST_EXCHANGED, MOST_SUMS, MOST_FLYING, OTHER_REGISTERS = 64 << 10, 32 << 10, 64, 64, 40
