@@ -10,7 +10,8 @@ from __future__ import annotations
 from math import gcd, prod
 
 from codegen.buffers import VECTORS, Edge, every, where
-from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, run, streams
+from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, run, streams, widest
+from codegen.declined import Declined
 from codegen.dtypes import SIZE_OF
 from codegen.epilogue import Epilogue, Run, batches, operand_value
 from codegen.iteration import bounds, coordinates, far, linear, signed_index_type, used
@@ -29,6 +30,8 @@ class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: StreamSchedule) -> None:
         self.streams = found = streams(spec)
         self.spec, self.s = found.spec, schedule
+        if widest(found) % schedule.vector:
+            raise Declined(f"{schedule.vector} neighbours of the large operand are no whole accesses")
         spec = self.spec
         self.w = Kernel(spec.name)
         names = self.w.names
@@ -119,7 +122,7 @@ class _Renderer:
         step = s.terms * s.split
         w.line(f"{c} sum[{s.rows}][{s.vector}] = {{}};")
         begin = linear([(f"warp % {s.split}", s.terms)]) if s.split > 1 else "0"
-        once = depth.tiles <= 1
+        once = most(depth.tiles) <= 1
         if once:
             w.line(f"constexpr {self.t} k0 = 0;")
         with w.block(f"for ({self.t} k0 = {begin}; k0 < {depth.padded}; k0 += {step})", when=not once):
@@ -155,13 +158,13 @@ class _Renderer:
         place = self.large.place(source)
         step = place.outer[-1]
         count = self.run if self.run > 1 else s.vector if step == 1 else 1
-        ragged = self.streams.depth % s.terms != 0
+        depth = Edge(self.streams.depth, s.terms)
         each = s.terms // self.run
         w.line(f"Vector<{source.ctype}, {count}> {source.next}[{each}];")
         with w.scope():
             u = w.each("u", each)
             k = linear([("k0", 1), (u, self.run)])
-            kept = every(f"{k} < {self.streams.depth}" if ragged else "", "inside" if self.columns.ragged else "")
+            kept = every(depth.inside(k), "inside" if self.columns.ragged else "")
             text = f"load<{count}>({source.pointer} + {self._at(self.large, source, k)})"
             w.line(f"{source.next}[{u}] = {where(kept, text, f'Vector<{source.ctype}, {count}>{{}}')};")
 

@@ -17,7 +17,7 @@ from codegen.family import Schedule
 from codegen.iteration import widest_vector
 from codegen.ranking import in_order
 from codegen.records import changed
-from codegen.sizes import Size, most, values
+from codegen.sizes import most
 from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
 
@@ -25,7 +25,7 @@ ROWS, WIDTHS, WARPS, TERMS = (16, 8, 4, 2, 1), (8, 4, 2, 1), (8, 4), (8, 4)
 #: Bytes of the smallest access to memory.
 SECTOR = 32
 #: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
-MOST_FEW = 0
+MOST_FEW = 256
 #: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, for what
 #: is on its way, and for all else.
 MOST_HELD, MOST_EXCHANGED, MOST_SUMS, MOST_FLYING, OTHER_REGISTERS = 64 << 10, 32 << 10, 64, 64, 40
@@ -104,10 +104,7 @@ def streams(spec: ContractionSpec) -> Streams:
     """Returns how a product is streamed.  Raises Declined, with the reason, if it cannot be."""
     if spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials or spec.others:
         raise Declined("operands are streamed that have no limits, for whole results of one product")
-    sizes = (*spec.batch, *spec.m, *spec.n, *spec.k)
-    if values(spec) is not spec:
-        raise Declined("streams have sizes that do not vary")
-    if not prod(sizes):
+    if not prod((*spec.batch, *spec.m, *spec.n, *spec.k)):
         raise Declined("there is nothing to multiply")
     spec = merged(spec)
     first = most(prod(spec.m)) > most(prod(spec.n))
@@ -115,11 +112,9 @@ def streams(spec: ContractionSpec) -> Streams:
         spec = _batched(spec)
     rows, cols, depth = (prod(sizes) for sizes in (spec.m, spec.n, spec.k))
     few, size = (cols, rows) if first else (rows, cols)
-    if isinstance(few, Size) or isinstance(depth, Size):
-        raise Declined("only the sizes of what is streamed may vary")
     if len(spec.k) > 1 or len(spec.n) > 1:
         raise Declined("streams have sums over one dimension, and columns in one")
-    if few > MOST_FEW:
+    if most(few) > MOST_FEW:
         raise Declined(f"neither operand has at most {MOST_FEW} rows or columns")
     found = Streams(spec, first, few, size, depth)
     if any(x.term == 1 and x.step > 1 and x.step * x.operand.dtype.itemsize > LINE_BYTES for x in sources(found)):
@@ -191,7 +186,6 @@ def _whole(operand: Operand, count: int, steps: Iterable[int]) -> bool:
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[StreamSchedule, ...]:
     """Returns schedules worth trying, best guess first.  Raises Declined with a reason."""
-    streams(spec)  # sizes that vary are equal to those that do not
     return in_order(_ranked(spec, target), lambda s: (s.rows, s.vector))
 
 
@@ -242,7 +236,7 @@ def buffers(s: Streams, schedule: StreamSchedule) -> Buffers:
     exchanged = (schedule.warps, rows, vector, 32) if schedule.split > 1 else (0,)
     return Buffers(
         (
-            Buffer("few", c, (Edge(s.depth, schedule.terms).padded, rows), align=VECTORS),
+            Buffer("few", c, (Edge(most(s.depth), schedule.terms).padded, rows), align=VECTORS),
             Buffer("parts", c, exchanged, align=VECTORS),
         )
     )
