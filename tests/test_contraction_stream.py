@@ -12,7 +12,8 @@ from kernel_cases import Case, check_cases
 from test_contraction import DTYPES, convolution, epilogues, matmul, transposed
 
 import fusegraph as fg
-from codegen.contraction.stream_schedule import StreamSchedule, run, schedules, streams, widest
+from codegen.contraction.stream import render
+from codegen.contraction.stream_schedule import StreamSchedule, fits, run, schedules, streams, widest
 from codegen.declined import Declined
 from codegen.spec import ContractionSpec
 from codegen.target import target
@@ -65,6 +66,21 @@ def test_every_schedule():
     check([matmul((7, 40), (40, 96)), matmul((100, 12), (12, 3), a_strides=(1, 100))], every())
 
 
+@pytest.mark.parametrize("sizes", [(5, 4, 6), (3, 40, 64)])
+def test_schedules_found_for_other_sizes(sizes):
+    """Whatever fits is right: more terms or warps than there is work for, and more rows."""
+    few, depth, size = sizes
+    numbers = itertools.product((1, 8, 16), (1, 2, 4), (4, 8), (1, 2, 8), (1, 4, 16))
+    every = [StreamSchedule(*each) for each in numbers if each[3] <= each[2]]
+    for b_strides in ((size, 1), (1, depth)):
+        case = matmul((few, depth), (depth, size), b_strides=b_strides)
+        found = streams(spec_of(case.graph)) if size * depth <= 24 or b_strides[1] == 1 else None
+        if found is not None:
+            check([case], lambda _, found=found: [lambda _, s=s: s for s in every if fits(found, s)])
+    with pytest.raises(Declined, match="none for these"):
+        render(spec_of(matmul((few, depth), (depth, 33)).graph), StreamSchedule(4, 4, 8, 1, 8))
+
+
 def test_ragged_sizes():
     sizes = [(2, 2, 2), (2, 3, 17), (2, 33, 25), (7, 300, 8), (16, 31, 3), (17, 130, 5), (40, 257, 9)]
     cases = [matmul((few, depth), (depth, size)) for few, size, depth in sizes]
@@ -72,7 +88,9 @@ def test_ragged_sizes():
     check(cases, every(40, 13))
 
 
-@pytest.mark.parametrize(("numbers", "message"), [((8, 4, 8, 3, 8), "share"), ((0, 4, 8, 1, 8), "positive")])
+@pytest.mark.parametrize(
+    ("numbers", "message"), [((8, 4, 8, 16, 8), "share"), ((0, 4, 8, 1, 8), "1, 2, 4"), ((8, 3, 8, 1, 8), "1, 2, 4")]
+)
 def test_schedules_that_are_none(numbers, message):
     with pytest.raises(ValueError, match=message):
         StreamSchedule(*numbers)

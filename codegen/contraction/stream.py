@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import gcd, prod
 
 from codegen.buffers import VECTORS, Edge, every, where
-from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, run, streams, widest
+from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, fits, run, streams
 from codegen.declined import Declined
 from codegen.dtypes import SIZE_OF
 from codegen.epilogue import Epilogue, Run, batches, operand_value
@@ -30,8 +30,8 @@ class _Renderer:
     def __init__(self, spec: ContractionSpec, schedule: StreamSchedule) -> None:
         self.streams = found = streams(spec)
         self.spec, self.s = found.spec, schedule
-        if widest(found) % schedule.vector:
-            raise Declined(f"{schedule.vector} neighbours of the large operand are no whole accesses")
+        if not fits(found, schedule):
+            raise Declined(f"{schedule} is none for these operands")
         spec = self.spec
         self.w = Kernel(spec.name)
         names = self.w.names
@@ -42,7 +42,7 @@ class _Renderer:
         self.row0, self.col0 = (
             name if most(e.tiles) > 1 else "0" for name, e in (("row0", self.rows), ("col0", self.columns))
         )
-        self.run = min(run(found), schedule.terms) if schedule.vector == 1 else 1
+        self.run = min(run(found), schedule.terms) if schedule.vector == 1 else 1  # both are powers of two
         reach = [*spec.a.reaches(spec.batch, spec.m, spec.k), *spec.b.reaches(spec.batch, spec.n, spec.k)]
         self.t = signed_index_type(*reach, *bounds(spec.program.operands, spec.space), *far(spec.program))
 
@@ -122,7 +122,7 @@ class _Renderer:
         step = s.terms * s.split
         w.line(f"{c} sum[{s.rows}][{s.vector}] = {{}};")
         begin = linear([(f"warp % {s.split}", s.terms)]) if s.split > 1 else "0"
-        once = most(depth.tiles) <= 1
+        once = s.split == 1 and most(depth.tiles) <= 1
         if once:
             w.line(f"constexpr {self.t} k0 = 0;")
         with w.block(f"for ({self.t} k0 = {begin}; k0 < {depth.padded}; k0 += {step})", when=not once):

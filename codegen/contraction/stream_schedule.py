@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import pow, prod
+from itertools import product
+from math import inf, pow, prod
 from typing import NamedTuple
 
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
@@ -21,14 +22,14 @@ from codegen.sizes import most
 from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
 
-ROWS, WIDTHS, WARPS, TERMS = (16, 8, 4, 2, 1), (8, 4, 2, 1), (8, 4), (8, 4)
+ROWS, WIDTHS, WARPS, SPLITS, TERMS = (16, 8, 4, 2, 1), (8, 4, 2, 1), (8, 4), (1, 2, 4, 8), (8, 4)
 #: Bytes of the smallest access to memory.
 SECTOR = 32
 #: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
 MOST_FEW = 256
-#: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, for what
-#: is on its way, and for all else.
-MOST_HELD, MOST_EXCHANGED, MOST_SUMS, MOST_FLYING, OTHER_REGISTERS = 64 << 10, 32 << 10, 64, 64, 40
+#: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, as many
+#: for what is on its way, and for all else.
+MOST_HELD, MOST_EXCHANGED, MOST_WORDS, OTHER_REGISTERS = 64 << 10, 32 << 10, 64, 40
 #: Cycles of a kernel, of a block beside its sums, until the terms that a thread asks for at a time have come, more for
 #: each of them, and until those of the few rows have that it brings to shared memory at a time; and the power of the
 #: rounds of blocks in which all of them wait.  Fits to 780 schedules, as are the constants below (error 21 %).
@@ -49,7 +50,7 @@ class StreamSchedule(Schedule):
     warps  of a block; ``split`` of them share the reduction.
     terms  of the reduction for which a thread asks at a time.
 
-    Raises ValueError unless the warps are a multiple of those that share the reduction.
+    Raises ValueError unless all are powers of two, and the warps a multiple of those that share the reduction.
     """
 
     rows: int
@@ -59,8 +60,9 @@ class StreamSchedule(Schedule):
     terms: int
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.vector, self.warps, self.split, self.terms) < 1 or self.warps % self.split:
-            raise ValueError(f"{self}: positive numbers, and warps a multiple of those that share the reduction")
+        numbers = (self.rows, self.vector, self.warps, self.split, self.terms)
+        if any(n < 1 or n & (n - 1) for n in numbers) or self.split > self.warps:
+            raise ValueError(f"{self}: 1, 2, 4, ... of each, and at least as many warps as share the reduction")
 
     @property
     def threads(self) -> int:
@@ -195,8 +197,9 @@ def cycles(spec: ContractionSpec, target: Target) -> float:
 
 
 def cost(spec: ContractionSpec, schedule: StreamSchedule, target: Target) -> float:
-    """Returns the cycles that a schedule is estimated to take."""
-    return _cost(streams(spec), schedule, target)
+    """Returns the cycles that a schedule is estimated to take; infinity if it does not fit."""
+    found = streams(spec)
+    return _cost(found, schedule, target) if fits(found, schedule) else inf
 
 
 @lru_cache(256)
@@ -211,23 +214,22 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StreamSc
 def _candidates(s: Streams) -> Iterator[StreamSchedule]:
     """Yields what might be fast: threads with registers for their sums, and warps that all have work."""
     wide, word, piece = widest(s), SIZE_OF[s.spec.accumulate] // 4, run(s)
-    fitting = max(1, 1 << (s.few - 1).bit_length())
-    for rows in ROWS:
-        for vector in WIDTHS:
-            if rows > fitting or vector > wide or rows * vector * word > MOST_SUMS or (piece > 1 and vector > 1):
-                continue
-            for warps in WARPS:
-                for split in (1, 2, 4, 8):
-                    for terms in TERMS:
-                        made = StreamSchedule(
-                            rows, vector, warps, split if warps % split == 0 else 1, max(terms, piece)
-                        )
-                        idle = (split - 1) * made.terms >= s.depth or (terms > 4 and terms >= 2 * s.depth)
-                        if warps % split or idle or made.terms * vector * word > MOST_FLYING:
-                            continue
-                        tiles = buffers(s, made)
-                        if tiles["few"].bytes <= MOST_HELD and tiles["parts"].bytes <= MOST_EXCHANGED:
-                            yield made
+    few, depth = most(s.few), most(s.depth)
+    for rows, vector, warps, split, terms in product(ROWS, WIDTHS, WARPS, SPLITS, TERMS):
+        if rows >= 2 * few or vector > wide or (piece > 1 and vector > 1) or split > warps:
+            continue
+        made = StreamSchedule(rows, vector, warps, split, max(terms, piece))
+        idle = (split - 1) * made.terms >= depth or (terms > min(TERMS) and terms >= 2 * depth)
+        held = max(rows * vector * word, made.terms * vector * word) <= MOST_WORDS
+        if not idle and held and fits(s, made):
+            yield made
+
+
+def fits(s: Streams, schedule: StreamSchedule) -> bool:
+    """Tells whether a schedule, perhaps one that was found for other sizes, is one for these operands."""
+    tiles = buffers(s, schedule)
+    room = tiles["few"].bytes <= MOST_HELD and tiles["parts"].bytes <= MOST_EXCHANGED
+    return room and widest(s) % schedule.vector == 0
 
 
 def buffers(s: Streams, schedule: StreamSchedule) -> Buffers:
