@@ -16,6 +16,7 @@ from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.iteration import widest_vector
+from codegen.pointwise.schedule import aligned
 from codegen.ranking import in_order
 from codegen.records import changed
 from codegen.sizes import most
@@ -31,9 +32,10 @@ MOST_FEW = 256
 #: for what is on its way, and for all else.
 MOST_HELD, MOST_EXCHANGED, MOST_WORDS, OTHER_REGISTERS = 64 << 10, 32 << 10, 64, 40
 #: Cycles of a kernel, of a block beside its sums, until the terms that a thread asks for at a time have come, more for
-#: each of them, and until those of the few rows have that it brings to shared memory at a time; and the power of the
-#: rounds of blocks in which all of them wait.  Fits to 780 schedules, as are the constants below (error 21 %).
-START, BLOCK, WAIT, TERM, FILL, ROUNDS = 1560.0, 375.0, 1140.0, 60.0, 800.0, 0.75
+#: each of them, and until the elements of the few rows have; and the power of the rounds of blocks in which all of them
+#: wait.  Fits to 780 schedules, as are the constants below (error 21 %), but for the kernel's, which is of the smallest
+#: products alone, and those of the few rows, whose elements came one by one then.
+START, BLOCK, WAIT, TERM, FILL, ROUNDS = 1000.0, 375.0, 1140.0, 60.0, 600.0, 0.75
 #: How many elements of the few rows a thread asks for at a time.
 TOGETHER = 4
 #: Instructions of an element that is converted, of each step of its program, and of a result; the share of instructions
@@ -181,9 +183,7 @@ def run(s: Streams) -> int:
 def _whole(operand: Operand, count: int, steps: Iterable[int]) -> bool:
     """Tells whether so many neighbours, from places apart by some steps, are one access."""
     size = operand.dtype.itemsize * count
-    return (
-        size <= VECTORS and operand.alignment % size == 0 and all(x * operand.dtype.itemsize % size == 0 for x in steps)
-    )
+    return size <= VECTORS and aligned(operand, size, tuple(steps))
 
 
 def schedules(spec: ContractionSpec, target: Target) -> tuple[StreamSchedule, ...]:
