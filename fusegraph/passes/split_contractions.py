@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import log2, prod
 from typing import Any
 
+from codegen.sizes import aligned
 from codegen.target import Target
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
@@ -34,7 +35,8 @@ STREAMED, START = 0.804375, 2
 #: How much faster it must be estimated to be in parts, and the launches that it must save at least.
 MARGIN, LEAST_SAVED = 1.1, 2
 MOST_PARTS = 256
-#: Products of a stage of the tensor-core kernels: parts are whole stages.
+#: Products of a stage of the tensor-core kernels: parts are whole stages if the sum is, else they begin where as many
+#: bytes are aligned.
 STAGE = 64
 #: Up to so many products are added up in about the time that adding up parts takes.
 SHORT = 256
@@ -174,16 +176,15 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
     """Returns the dimension that can be cut; None if there is none, or it cannot be worthwhile."""
     first, second = node.inputs
     shape = node.output.shape
-    unit = STAGE if _tensor_cores(node, common, graph) else 1
+    stage = STAGE if _tensor_cores(node, common, graph) else 1
     if node.op.role is Role.MATMUL:
         rows = prod(shape[:-1]) if second.rank == 2 else shape[-2]
-        cols, cut = shape[-1], _Cut(first.shape[-1], 1, unit)
+        cols, cut = shape[-1], _Cut(first.shape[-1], 1, aligned(stage, first.shape[-1]))
     elif node.op.role is Role.WGRAD:
         cut = _Cut(first.shape[0], prod(second.shape[2:]), 1)  # the forms say which parts they take
         rows, cols = prod(shape[1:]), shape[0] // node.attributes["groups"]
     else:  # parts have whole panels of channels, or of filters backward to the image
-        if first.shape[1] % unit:
-            return None
+        unit = aligned(stage, first.shape[1])
         rows, cols = shape[0] * prod(shape[2:]), shape[1]
         cut = _Cut(first.shape[1] // unit, prod(second.shape[2:]) * unit, unit)
     tiles = prod(shape) // (rows * cols) * -(-rows // SIDE) * -(-cols // SIDE)
