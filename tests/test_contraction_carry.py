@@ -88,6 +88,49 @@ def test_images_of_an_odd_number_of_pixels():
         assert "load_results<1" in exe.plan.kernels[0].source.code
 
 
+def nchw_residuals(graph: fg.Graph, y: fg.Tensor) -> None:
+    """Adds operands that lie as the results do, one that differs by channel, and one by position."""
+    z = y * graph.tensor("scale", (1, y.shape[1], *(1 for _ in y.shape[2:])), "float32")
+    z = z + graph.tensor("residual", y.shape, y.dtype) * graph.tensor("other", y.shape, y.dtype)
+    z = z + graph.tensor("place", (1, 1, *y.shape[2:]), y.dtype)
+    graph.output(graph.relu(z), name="y", dtype=y.dtype, layout="contiguous")
+
+
+def nchw_halves(graph: fg.Graph, y: fg.Tensor) -> None:
+    """Has outputs of two dtypes, each with room for an operand of its own."""
+    z = y + graph.tensor("residual", y.shape, "bfloat16") + graph.tensor("wide", y.shape, "float32")
+    graph.output(z, name="first", dtype="float32", layout="contiguous")
+    graph.output(graph.relu(z), name="second", dtype="bfloat16", layout="contiguous")
+
+
+def test_operands_of_odd_images_take_the_places_of_results():
+    tf32 = {"compute_dtype": "tf32", "epilogue": nchw_residuals}
+    cases = [
+        hopper(image((3, 64, 7, 5), (40, 64, 1, 1), "float32", **tf32), shape(2, 64)),
+        hopper(image((3, 64, 9, 7), (40, 64, 1, 1), epilogue=nchw_residuals), shape(1, 64)),
+    ]
+    for exe in check_cases(cases, guard=True):
+        source = exe.plan.kernels[0].source.code
+        assert "store_row<64>" in source
+        assert "load_pair_turned<64>" in source
+
+
+@pytest.mark.slow
+def test_turned_results_of_every_length():
+    tf32 = {"compute_dtype": "tf32"}
+    cases = [
+        hopper(image((2, 32, 15, 15), (72, 32, 1, 1), "float32", epilogue=nchw, **tf32), shape(3)),
+        hopper(image((5, 32, 7, 7), (33, 32, 3, 3), "float32", padding=1, epilogue=nchw_residuals, **tf32)),
+        hopper(image((2, 32, 6, 6), (24, 32, 1, 1), "float32", epilogue=nchw_residuals, **tf32), shape(1, 32)),
+        hopper(image((1, 32, 1, 3), (9, 32, 1, 1), "float32", epilogue=nchw_residuals, **tf32), shape(1, 16)),
+        hopper(image((2, 512, 5, 5), (16, 512, 1, 1), "float32", epilogue=nchw, **tf32), shape(split_k=2)),
+        hopper(image((9, 64, 5, 3), (33, 64, 1, 1), epilogue=nchw_halves), shape(3)),
+        hopper(image((7, 64, 7, 7), (40, 64, 1, 1), "float16", epilogue=nchw_residuals), in_pingpong(), blocks=2),
+    ]
+    for exe in check_cases(cases, guard=True):
+        assert "_turned<64>" in exe.plan.kernels[0].source.code
+
+
 def strided(size: tuple[int, ...], channels: int, taps: int, **attributes: Any) -> Case:
     """Returns a gradient by phases, whose rows lie apart, and a residual that lies like it."""
     graph = fg.Graph("dgrad", io_dtype="bfloat16")

@@ -29,6 +29,7 @@ from codegen.tiles import gathered, operand_tiles, tiled
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
+SECTOR = 32  # bytes that memory moves at least
 #: Bytes of shared memory that no buffer is given: for barriers besides those of the ring, and for alignment.
 RESERVE = 256
 RASTER_GROUP = 8  # rows of tiles that share the L2 cache: more would evict each other
@@ -178,10 +179,22 @@ class ResultSpace:
 
     @once
     def turned(self) -> bool:
-        """Whether results are contiguous along rows: they are transposed on their way through shared memory."""
+        """Whether results are contiguous along rows: they are transposed on their way through shared memory.
+
+        Those of 4 bytes need not be where the 8 rows that a warp writes at once are whole sectors.
+        """
         turnable = [op.strides[-2] == 1 and (op.strides[-1] != 1 or self.parts.rows > 1) for op in self.stores]
-        small = all(op.dtype.itemsize <= 2 for op in self.stores)
-        return small and all(turnable) and not all(op.strides[-1] == 1 for op in self.stores)
+        if not all(turnable) or all(op.strides[-1] == 1 for op in self.stores):
+            return False
+        if self.widest <= 2:
+            return True
+        direct = self.spec.results or len(self.cols) > 1 or all(map(self._begins_sectors, self.stores))
+        return self.widest == 4 and not direct
+
+    def _begins_sectors(self, op: Operand) -> bool:
+        """Tells whether a tensor's runs along rows begin where sectors of memory do."""
+        steps = [step for step, size in zip(op.strides, self.space) if size > 1 and step != 1]
+        return not any(step * op.dtype.itemsize % SECTOR for step in steps)
 
     @once
     def widest(self) -> int:
@@ -243,7 +256,8 @@ class ResultSpace:
         if len(self.rows) > 1 or len(self.cols) > 1 or len(self.batch) > 3 or cols % 2:
             return None
         repeated = any(size > 1 and not step for size, step in zip((*self.batch, rows, cols), op.strides))
-        if op.alignment % 16 or repeated:
+        too_long = self.turned and self.widest > 2  # rows of TMA's swizzle have 128 bytes
+        if op.alignment % 16 or repeated or too_long:
             return None
         try:
             side = tiled(Gather(op, tuple(batch), (row,), (col,)), argument, self.batch, rows, (cols,), 0)

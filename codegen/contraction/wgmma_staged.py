@@ -6,10 +6,13 @@ map describes an output.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 from codegen.buffers import guard
 from codegen.contraction.totals import Totals
 from codegen.contraction.wgmma_block import Block, tidy
-from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, STAGING
+from codegen.contraction.wgmma_layout import GROUP, GROUP_ROWS, STAGING, Layout
 from codegen.contraction.wgmma_partials import WgmmaPartials
 from codegen.contraction.wgmma_results import ChunkedResults, DirectResults, Results
 from codegen.epilogue import Epilogue
@@ -21,6 +24,8 @@ from codegen.tensor_map import box_bytes
 #: Where accesses would be shorter than so many bytes, it takes fewer of them if most have 16 aligned bytes and the rest
 #: one element.
 SHORT = 8
+#: Loads of operands that a thread has in flight, and its stores of results.
+FETCHED, CARRIED = 8, 4
 
 
 class StagedResults(ChunkedResults):
@@ -172,41 +177,98 @@ class CarriedResults(StagedResults):
 
     def accesses(self, lanes: int) -> tuple[str, str]:
         """Returns the loop over a thread's accesses to a buffer, ``lanes`` to a row of it, and the row of each."""
-        tall = self.layout.chunk if self.layout.turned else GROUP_ROWS
-        return f"for (int i = t; i < {tall * lanes}; i += {GROUP})", f"i / {lanes}"
+        return f"for (int i = t; i < {GROUP_ROWS * lanes}; i += {GROUP})", f"i / {lanes}"
 
     def _carry(self, name: str, pointer: str, op: Operand) -> None:
         """Writes the stores of a chunk of an output."""
-        w, turned, chunk = self.w, self.layout.turned, self.layout.chunk
-        wide = GROUP_ROWS if turned else chunk
-        vector = min(self.vector(op), wide)
-        loop, slow = self.accesses(wide // vector)
-        fast = tidy(f"i % {wide // vector} * {vector}")
+        w, chunk = self.w, self.layout.chunk
+        vector = self.vector(op)
+        loop, row = self.accesses(chunk // vector)
         w.line("#pragma unroll 4")
         with w.block(loop):
-            place, absent = self.carried(*((fast, slow) if turned else (slow, fast)))
+            place, absent = self.carried(row, tidy(f"i % {chunk // vector} * {vector}"))
             w.leave(*self.beyond_m, *self.beyond_n, *absent)
             to = f"{pointer} + {linear(list(zip(place, op.strides)))}"
-            at = "c, r" if turned else "r, c"
-            w.line(f"store({to}, load_results<{vector}, {wide}>({self._tile(name)}, {at}));")
+            w.line(f"store({to}, load_results<{vector}, {chunk}>({self._tile(name)}, r, c));")
 
     def carried(self, row: str, column: str = "", *, held: bool = False) -> tuple[list[str], list[str]]:
         """Writes a consumer's row r and its chunk's column n; returns what `_row` returns, the column included."""
         self.w.line(f"const int r = {row}{f', c = {column}' if column else ''};")
-        tall = self.s.pieces > 1 or self.s.groups == 1
-        place, absent = self._row("r" if tall else f"{self.block.rows} + r", held=held)
+        place, absent = self.row_of_group(held=held)
         self.w.line(f"const {self.t} n = {self.n0} + chunk * {self.layout.chunk}{' + c' if column else ''};")
         return [*place, "n"], absent
+
+    def row_of_group(self, *, held: bool = False) -> tuple[list[str], list[str]]:
+        """Returns what `_row` returns for a consumer's row r."""
+        tall = self.s.pieces > 1 or self.s.groups == 1
+        return self._row("r" if tall else f"{self.block.rows} + r", held=held)
 
     def vector(self, op: Operand) -> int:
         """Returns how many elements every access to an operand can have at aligned addresses."""
         turned = self.layout.turned
         along = len(self.layout.batch) + len(self.layout.rows) - turned
         size = self.layout.rows[-1] if turned else self.parts.cols
-        vector = 16 // op.dtype.itemsize
+        vector = min(16 // op.dtype.itemsize, GROUP_ROWS if turned else self.layout.chunk)
         while vector > 1 and (size % vector or not self.epilogue.wide(op, vector, along)):
             vector //= 2
         return vector
+
+
+class ResultsCarriedTurned(CarriedResults):
+    """Results that are neighbours along columns: rows of the buffers, which a consumer's threads carry out.
+
+    Operands as large as the results that lie alike come the same way, to the buffer of an output with elements of the
+    same type: results take the place of what was read.
+    """
+
+    def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> None:
+        super().__init__(block, epilogue, partials, totals)
+        alike = [n for n, op in enumerate(self.layout.program.loads) if op.strides[-2] == 1 and op.strides[-1]]
+        self.held = taking_places(self.layout, alike)
+
+    def acquire(self) -> None:
+        super().acquire()
+        for n, k in self.held.items():
+            op, pointer = self.layout.program.loads[n], self.epilogue.pointers.loads[n]
+            with self._runs(op, FETCHED, held=True) as (vector, offset):
+                self.w.line(f"const auto v = load<{vector}>({pointer} + {offset});")
+                self.w.line(f"store_row<{GROUP_ROWS}>({self._tile(self.staged[k])}, c, r, v);")
+        if self.held:
+            self.block.synchronize()
+
+    def _carry(self, name: str, pointer: str, op: Operand) -> None:
+        with self._runs(op, CARRIED) as (vector, offset):
+            self.w.line(f"store({pointer} + {offset}, load_results<{vector}, {GROUP_ROWS}>({self._tile(name)}, c, r));")
+
+    @contextmanager
+    def _runs(self, op: Operand, unrolled: int, *, held: bool = False) -> Iterator[tuple[int, str]]:
+        """Writes the loop over a thread's accesses to an operand, each of some rows r of a column c.
+
+        Yields how many rows, and the C expression of where they lie.  With ``held``, columns that do not exist are the
+        last one instead.
+        """
+        w, vector = self.w, self.vector(op)
+        lanes = GROUP_ROWS // vector
+        with w.block(""):
+            w.line(f"const int r = {tidy(f't % {lanes} * {vector}')};")
+            place, _ = self.row_of_group()
+            with w.guarded(self.block.m.inside("m")):
+                w.line(f"#pragma unroll {unrolled}")
+                with w.block(f"for (int c = t / {lanes}; c < {self.layout.chunk}; c += {GROUP // lanes})"):
+                    n = f"{self.n0} + chunk * {self.layout.chunk} + c"
+                    w.line(f"const {self.t} n = {self.block.n.held(n) if held else n};")
+                    w.leave(*([] if held else self.beyond_n))
+                    yield vector, linear(list(zip([*place, "n"], op.strides)))
+
+    def _held_pairs(self) -> dict[int, str]:
+        found = {}
+        for n, k in self.held.items():
+            found[n] = self.w.names.unique(self.layout.program.loads[n].name, "_v")
+            place = "t / 32 * 16 + lane / 4 + f % 2 * 8, j + f / 2 * 8 + lane % 4 * 2"
+            self.w.line(
+                f"const auto {found[n]} = load_pair_turned<{GROUP_ROWS}>({self._tile(self.staged[k])}, {place});"
+            )
+        return found
 
 
 class ResultsCarriedByWarps(CarriedResults):
@@ -220,12 +282,9 @@ class ResultsCarriedByWarps(CarriedResults):
 
     def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> None:
         super().__init__(block, epilogue, partials, totals)
-        for n, op in enumerate(self.layout.program.loads):
-            alike = [k for k, out in enumerate(self.layout.stores) if out.dtype == op.dtype]
-            free = [k for k in alike if k not in self.held.values()]
-            scattered = self._anywhere(op) or bool(block.spec.results)
-            if free and op.strides[-1] == 1 and self.layout.over.by_row(op) and scattered:
-                self.held[n] = free[0]
+        loads = self.layout.program.loads
+        scattered = [n for n, op in enumerate(loads) if self._anywhere(op) or block.spec.results]
+        self.held = taking_places(self.layout, [n for n in scattered if loads[n].strides[-1] == 1])
 
     def begin(self) -> None:
         pass  # there is one buffer
@@ -281,12 +340,25 @@ class ResultsCarriedByWarps(CarriedResults):
                 w.line(f"{unless}{function}<{chunk}>({to}, {self._tile(name)}, r, {count}, {part});")
 
 
+def taking_places(layout: Layout, loads: Iterable[int]) -> dict[int, int]:
+    """Returns which of some loads of the program are as large as the results, each with the output in whose buffers it
+    may lie: one with elements of the same type, which no other has.
+    """
+    found: dict[int, int] = {}
+    for n in loads:
+        op = layout.program.loads[n]
+        free = [k for k, out in enumerate(layout.stores) if out.dtype == op.dtype and k not in found.values()]
+        if free and layout.over.by_row(op):
+            found[n] = free[0]
+    return found
+
+
 def results(block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> Results:
     """Returns what writes the results."""
     layout = block.layout
     kind: type[Results] = ResultsOnOperands if layout.operand_maps else CopiedResults
     if layout.maps is None and layout.carried:
-        kind = ResultsCarriedByWarps if layout.by_warps else CarriedResults
+        kind = ResultsCarriedByWarps if layout.by_warps else ResultsCarriedTurned if layout.turned else CarriedResults
     elif layout.maps is None:
         kind = ChunkedResults if partials.rows else DirectResults
     return kind(block, epilogue, partials, totals)

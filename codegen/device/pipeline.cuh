@@ -162,3 +162,9 @@ __device__ __forceinline__ Vector<T, N> load_results(const T* tile, int row, int
     const unsigned char* const base = reinterpret_cast<const unsigned char*>(tile);
     return *reinterpret_cast<const Vector<T, N>*>(base + swizzle<bytes>(row * bytes + column * int(sizeof(T))));
 }
+
+// A thread's pair of neighbours along a row of such a tile turned: Rows results of a column are neighbours.
+template <int Rows, class T>
+__device__ __forceinline__ Vector<T, 2> load_pair_turned(const T* tile, int row, int column) {
+    return {{load_results<1, Rows>(tile, column, row)[0], load_results<1, Rows>(tile, column + 1, row)[0]}};
+}
