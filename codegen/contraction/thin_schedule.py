@@ -22,6 +22,7 @@ from codegen.contraction.thin_pieces import (
 from codegen.declined import Declined
 from codegen.family import Schedule
 from codegen.fragments import MOST_PAD
+from codegen.iteration import Strides
 from codegen.ranking import in_order
 from codegen.spec import ContractionSpec
 from codegen.target import Target
@@ -45,6 +46,8 @@ DECODE = {"int8": 8.0, "uint8": 7.0, "int4": 5.0, "uint4": 5.0, "float4_e2m1": 8
 OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 24, 64, 240
 #: Registers that pieces of the thin operand may take.
 MOST_THIN_REGISTERS = 48
+#: Bytes that memory moves at least.
+SECTOR = 32
 #: Bytes of sums of all warps in shared memory, and of pieces that they have in flight: more were slower, of long rows
 #: by half.
 MOST_SUMS, MOST_FLYING = 40 << 10, 64 << 10
@@ -222,13 +225,29 @@ def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Targ
 
 
 def _row_bytes(way: TilePath, paths: ThinPaths) -> float:
-    """Returns the bytes of memory that a row takes, at least one: all of its terms may be in a single word."""
+    """Returns the bytes of memory that a row takes, at least one: all of its terms may be in a single word.
+
+    Runs of terms that are apart from those of the next row take whole sectors.
+    """
     total = 0.0
     for n, op in enumerate(way.gather.operands):
-        steps = source_steps(way, n)[2]
-        varying = prod(size for size, step in zip(way.inner, steps) if step)
-        total += varying * op.dtype.itemsize if any(steps) else 0
+        _, outer, inner, _ = source_steps(way, n)
+        varying = prod(size for size, step in zip(way.inner, inner) if step)
+        beside = min((abs(step) for size, step in zip(way.outer, outer) if size > 1 and step), default=1)
+        run = run_of(way.inner, inner)
+        apart = min(SECTOR, beside * op.dtype.itemsize)
+        total += varying / run * max(run * op.dtype.itemsize, apart) if any(inner) else 0
     return max(total, 1.0)
+
+
+def run_of(sizes: Strides, steps: Strides) -> int:
+    """Returns how many terms lie one behind another in memory, of dimensions of these sizes."""
+    run = 1
+    for step, size in sorted((abs(step), size) for size, step in zip(sizes, steps) if size > 1 and step):
+        if step != run:
+            break
+        run *= size
+    return run
 
 
 def _effort(way: TilePath, piece: int) -> float:
