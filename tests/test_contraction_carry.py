@@ -109,10 +109,10 @@ def test_operands_of_odd_images_take_the_places_of_results():
         hopper(image((3, 64, 7, 5), (40, 64, 1, 1), "float32", **tf32), shape(2, 64)),
         hopper(image((3, 64, 9, 7), (40, 64, 1, 1), epilogue=nchw_residuals), shape(1, 64)),
     ]
-    for exe in check_cases(cases, guard=True):
-        source = exe.plan.kernels[0].source.code
-        assert "store_row<64>" in source
-        assert "load_pair_turned<64>" in source
+    sources = [exe.plan.kernels[0].source.code for exe in check_cases(cases, guard=True)]
+    assert "copy_row<1, 64>" in sources[0]
+    assert "store_row<64>" in sources[1], "there are no asynchronous copies of 2 bytes"
+    assert all("load_pair_turned<64>" in source for source in sources)
 
 
 @pytest.mark.slow

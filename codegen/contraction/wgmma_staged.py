@@ -26,6 +26,8 @@ from codegen.tensor_map import box_bytes
 SHORT = 8
 #: Loads of operands that a thread has in flight, and its stores of results.
 FETCHED, CARRIED = 8, 4
+#: Bytes of an asynchronous copy at least.
+LEAST_COPY = 4
 
 
 class StagedResults(ChunkedResults):
@@ -218,31 +220,74 @@ class ResultsCarriedTurned(CarriedResults):
     """Results that are neighbours along columns: rows of the buffers, which a consumer's threads carry out.
 
     Operands as large as the results that lie alike come the same way, to the buffer of an output with elements of the
-    same type: results take the place of what was read.
+    same type: results take the place of what was read.  Asynchronous copies bring them a chunk ahead, those of the
+    first one while products run, unless their accesses are too short.
     """
 
     def __init__(self, block: Block, epilogue: Epilogue, partials: WgmmaPartials, totals: Totals) -> None:
         super().__init__(block, epilogue, partials, totals)
-        alike = [n for n, op in enumerate(self.layout.program.loads) if op.strides[-2] == 1 and op.strides[-1]]
-        self.held = taking_places(self.layout, alike)
+        loads = self.layout.program.loads
+        self.held = taking_places(
+            self.layout, [n for n, op in enumerate(loads) if op.strides[-2] == 1 and op.strides[-1]]
+        )
+        copied = all(self.vector(loads[n]) * loads[n].dtype.itemsize >= LEAST_COPY for n in self.held)
+        self._ahead = bool(self.held) and copied
+        self._early = self._ahead and self.s.pieces == self.s.split_k == 1 and not block.phased
+
+    def bring_operands(self) -> None:
+        if self._early:
+            self.batch_coordinates()
+            self.w.line("// What the epilogue reads first comes meanwhile, to where the results will be.")
+            self._fetch("0", "buffer")
+
+    def place(self) -> None:
+        if not self._early:
+            super().place()
+
+    @contextmanager
+    def _pieces(self) -> Iterator[None]:
+        with super()._pieces():
+            if self._ahead and not self._early:
+                self._fetch("0", "buffer")
+            yield
 
     def acquire(self) -> None:
-        super().acquire()
+        if not self._ahead:
+            super().acquire()
+            if self.held:
+                self._fetch("chunk", "buffer")
+                self.block.synchronize()
+            return
+        self.w.line("copy_async_wait<0>();")
+        self.block.synchronize("operands have come, and the other buffer has been read")
+        more = f"{self.n0} + (chunk + 1) * {self.layout.chunk}" if self.block.n.ragged else ""
+        if self.chunks > 1:
+            with self.w.guarded(f"chunk + 1 < {self.chunks}", self.block.n.inside(more)):
+                self._fetch("(chunk + 1)", "buffer ^ 1")
+
+    def _fetch(self, chunk: str, buffer: str) -> None:
+        """Writes the loads of a chunk's operands to a buffer."""
         for n, k in self.held.items():
             op, pointer = self.layout.program.loads[n], self.epilogue.pointers.loads[n]
-            with self._runs(op, FETCHED, held=True) as (vector, offset):
-                self.w.line(f"const auto v = load<{vector}>({pointer} + {offset});")
-                self.w.line(f"store_row<{GROUP_ROWS}>({self._tile(self.staged[k])}, c, r, v);")
-        if self.held:
-            self.block.synchronize()
+            tile = f"&shared.{self.staged[k]}[{self.block.group}][{buffer}][0][0]"
+            with self._runs(op, FETCHED, chunk, held=True) as (vector, offset):
+                if self._ahead:
+                    self.w.line(f"copy_row<{vector}, {GROUP_ROWS}>({tile}, c, r, {pointer} + {offset});")
+                else:
+                    self.w.line(f"const auto v = load<{vector}>({pointer} + {offset});")
+                    self.w.line(f"store_row<{GROUP_ROWS}>({tile}, c, r, v);")
+        if self._ahead:
+            self.w.line("copy_async_commit();")
 
     def _carry(self, name: str, pointer: str, op: Operand) -> None:
         with self._runs(op, CARRIED) as (vector, offset):
             self.w.line(f"store({pointer} + {offset}, load_results<{vector}, {GROUP_ROWS}>({self._tile(name)}, c, r));")
 
     @contextmanager
-    def _runs(self, op: Operand, unrolled: int, *, held: bool = False) -> Iterator[tuple[int, str]]:
-        """Writes the loop over a thread's accesses to an operand, each of some rows r of a column c.
+    def _runs(
+        self, op: Operand, unrolled: int, chunk: str = "chunk", *, held: bool = False
+    ) -> Iterator[tuple[int, str]]:
+        """Writes the loop over a thread's accesses to an operand, each of some rows r of a column c of a chunk.
 
         Yields how many rows, and the C expression of where they lie.  With ``held``, columns that do not exist are the
         last one instead.
@@ -255,7 +300,7 @@ class ResultsCarriedTurned(CarriedResults):
             with w.guarded(self.block.m.inside("m")):
                 w.line(f"#pragma unroll {unrolled}")
                 with w.block(f"for (int c = t / {lanes}; c < {self.layout.chunk}; c += {GROUP // lanes})"):
-                    n = f"{self.n0} + chunk * {self.layout.chunk} + c"
+                    n = linear([(self.n0, 1), (chunk, self.layout.chunk), ("c", 1)])
                     w.line(f"const {self.t} n = {self.block.n.held(n) if held else n};")
                     w.leave(*([] if held else self.beyond_n))
                     yield vector, linear(list(zip([*place, "n"], op.strides)))
@@ -265,9 +310,8 @@ class ResultsCarriedTurned(CarriedResults):
         for n, k in self.held.items():
             found[n] = self.w.names.unique(self.layout.program.loads[n].name, "_v")
             place = "t / 32 * 16 + lane / 4 + f % 2 * 8, j + f / 2 * 8 + lane % 4 * 2"
-            self.w.line(
-                f"const auto {found[n]} = load_pair_turned<{GROUP_ROWS}>({self._tile(self.staged[k])}, {place});"
-            )
+            pair = f"load_pair_turned<{GROUP_ROWS}>({self._tile(self.staged[k])}, {place})"
+            self.w.line(f"const auto {found[n]} = {pair};")
         return found
 
 

@@ -163,6 +163,14 @@ __device__ __forceinline__ Vector<T, N> load_results(const T* tile, int row, int
     return *reinterpret_cast<const Vector<T, N>*>(base + swizzle<bytes>(row * bytes + column * int(sizeof(T))));
 }
 
+// The same of N neighbours in memory that an asynchronous copy brings.
+template <int N, int Columns, class T>
+__device__ __forceinline__ void copy_row(T* tile, int row, int column, const T* from) {
+    constexpr int bytes = Columns * sizeof(T);
+    unsigned char* const base = reinterpret_cast<unsigned char*>(tile);
+    copy_async<N * int(sizeof(T))>(base + swizzle<bytes>(row * bytes + column * int(sizeof(T))), from);
+}
+
 // A thread's pair of neighbours along a row of such a tile turned: Rows results of a column are neighbours.
 template <int Rows, class T>
 __device__ __forceinline__ Vector<T, 2> load_pair_turned(const T* tile, int row, int column) {
