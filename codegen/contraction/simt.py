@@ -15,13 +15,16 @@ from codegen.buffers import Edge
 from codegen.contraction.merge import merged
 from codegen.contraction.simt_operands import SimtOperand
 from codegen.contraction.simt_partials import SimtPartials
-from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, buffers, schedules
+from codegen.contraction.simt_schedule import CHUNK, SimtSchedule, buffers, passes, passing, schedules
 from codegen.epilogue import Epilogue, Run, batches, in_order, placed
 from codegen.iteration import coordinates, linear, used
 from codegen.kernel import Kernel, locate
 from codegen.phases import condition, idle
 from codegen.prologue import Prologue
 from codegen.spec import ContractionSpec, KernelSource
+
+#: Most sums of a thread beside which it has room for operands of several results.
+MOST_BESIDE = 64
 
 
 def render(spec: ContractionSpec, schedule: SimtSchedule | None = None) -> KernelSource:
@@ -226,19 +229,15 @@ class _Renderer:
         run = None
         if fast % CHUNK == 0 and any(self.epilogue.wide(op, CHUNK, along) for op in operands):
             run = Run(CHUNK, along, "e")
+        elif self.k and fast > CHUNK and passes(spec, self.rows_fast):
+            self._passed()
+            return
         self.partials.begin_all()
         depth = w.depth
         with w.scope():
             i = self._each(self.a, run if self.rows_fast else None)
-            rows = ["m"]
-            if nr > 1:
-                every = [s[nb : nb + nr] for s in (*(op.strides for op in operands), *spec.program.indices)]
-                rows = coordinates(w, self.t, "m", "m", spec.m, used([x.outer for x in spec.results] or every))
-            if spec.results:
-                batch = [*zip(batches(spec.batch), spec.batch)]
-                rows, outside = placed(w, self.t, spec.results, batch, [*zip(rows, spec.m)])
-                w.leave(*outside, how="continue" if w.depth > depth else "return")
-            place = [*batches(spec.batch), *rows]
+            place, outside = self._row()
+            w.leave(*outside, how="continue" if w.depth > depth else "return")
             if run is None and self.epilogue.differing and not self.partials:
                 self._together(place, i)
             else:
@@ -246,6 +245,82 @@ class _Renderer:
                 sums = [f"sum{self.b.of(number)}[{i}][{j}]" for number in range(spec.products)]
                 self.epilogue.results([*place, "n"], sums, run, sinks=self.partials.sinks(i, j))
         self.partials.finish()
+
+    def _row(self) -> tuple[list[str], list[str]]:
+        """Writes the coordinates of row m; returns those of batch and row, and the conditions under which it has no
+        results.
+        """
+        w, spec, rows, outside = self.w, self.spec, ["m"], list[str]()
+        nb, nr = len(spec.batch), len(spec.m)
+        if nr > 1:
+            every = [s[nb : nb + nr] for s in spec.program.strides]
+            rows = coordinates(w, self.t, "m", "m", spec.m, used([x.outer for x in spec.results] or every))
+        if spec.results:
+            batch = [*zip(batches(spec.batch), spec.batch)]
+            rows, outside = placed(w, self.t, spec.results, batch, [*zip(rows, spec.m)])
+        return [*batches(spec.batch), *rows], outside
+
+    def _passed(self) -> None:
+        """Writes the program on sums that the lanes of a warp pass to each other, so that they have neighbours.
+
+        A warp's chunks of a row (or column) are 4 rows of 32 sums, one of each for a lane.
+        """
+        w, spec, s = self.w, self.spec, self.s
+        fast, slow = self.sides if self.rows_fast else self.sides[::-1]
+        tile, wide = passing(spec, s.threads), fast.tile // fast.mine // 8
+        w.line(tile.static)
+        w.line(
+            "const int own = anew(t), own_warp = own / 32, own_lane = own % 32;  // not kept while products are made"
+        )
+        names = [f"{tile.name}{f'[{p}]' if spec.products > 1 else ''}[own_warp]" for p in range(spec.products)]
+        with w.scope():
+            i, c = w.each("i", slow.mine), w.each("c", fast.chunks)
+            for p, name in enumerate(names):
+                own = linear([(c, CHUNK), ("e", 1)])
+                sum_ = f"sum{self.b.of(p)}[{own}][{i}]" if self.rows_fast else f"sum{self.b.of(p)}[{i}][{own}]"
+                with w.block(""):
+                    w.line(f"Vector<{spec.accumulate}, {CHUNK}> v;")
+                    w.each_element(CHUNK, f"v[e] = {sum_};")
+                    w.line(f"store_shared(&{name}[own_lane / 16 * 2 + own_lane % 2][own_lane / 2 % 8 * {CHUNK}], v);")
+            w.line("__syncwarp();")
+            chunk = [(f"{i} / {CHUNK}", slow.span), (f"{i} % {CHUNK}", 1)] if slow.chunks > 1 else [(i, 1)]
+            across = linear(
+                [
+                    (slow.origin, 1),
+                    (f"own_warp / {wide}" if wide > 1 else "own_warp", CHUNK * CHUNK),
+                    ("r", CHUNK),
+                    *chunk,
+                ]
+            )
+            along = linear(
+                [
+                    (fast.origin, 1),
+                    (f"own_warp % {wide}" if wide > 1 else "0", 8 * CHUNK),
+                    ("own_lane", 1),
+                    (c, fast.span),
+                ]
+            )
+            places = {slow.axis: across, fast.axis: along}
+            lines = f"for (int r = 0; r < {CHUNK}; ++r)"
+
+            def place() -> tuple[list[str], list[str]]:
+                """Writes the place of sum r; returns its coordinates, and the conditions under which there is none."""
+                w.line(f"const {self.t} m = {places['m']}, n = {places['n']};")
+                found, outside = self._row()
+                return [*found, "n"], [self.a.edge.outside("m"), self.b.edge.outside("n"), *outside]
+
+            run, vectors = Run(1, 0, "e"), dict[int, str]()
+            # The operands of all first, if there are registers for them: no load waits for another's result.
+            if self.epilogue.differing and s.thread_rows * s.thread_cols * spec.products <= MOST_BESIDE:
+                vectors = {n: f"{name}[r]" for n, name in self.epilogue.declare(run, CHUNK).items()}
+                with w.unrolled(lines):
+                    at, conditions = place()
+                    self.epilogue.bring(at, run, vectors, w.inside(*(f"!({x})" for x in conditions if x)))
+            with w.unrolled(lines):
+                at, conditions = place()
+                w.leave(*conditions)
+                self.epilogue.results(at, [f"{name}[r][own_lane]" for name in names], given=vectors)
+            w.line("__syncwarp();")
 
     def _together(self, place: Sequence[str], i: str) -> None:
         """Writes a row's results, the operands of all of its columns first: no load waits for another's result.

@@ -154,7 +154,8 @@ def _estimates(
         schedule = SimtSchedule(*tile, itype)
         if wanted not in (None, schedule) or tile[3] * tile[4] * products > most or not _divides(spec, tile):
             continue
-        if buffers(tile, c, products).bytes + combined(spec, tile).bytes <= STATIC_BYTES:
+        beside = combined(spec, tile).bytes or passing(spec, schedule.threads).bytes
+        if buffers(tile, c, products).bytes + beside <= STATIC_BYTES:
             found = _cycles(target, tile, sizes, products, c, scattered, share)
             yield found + _leaving(spec, target, tile, sizes), schedule
     # A CPU, for which the portable target is, takes twice as long over copies of single elements.
@@ -191,6 +192,20 @@ def buffers(
         dims = (many, stages, *shape) if many > 1 else (stages, *shape)
         found.append(Buffer(name, ctype, dims, pad=pad, align=VECTORS))
     return Buffers(found)
+
+
+def passes(spec: ContractionSpec, rows_fast: bool) -> bool:
+    """Tells whether lanes pass their sums to each other where no access can be wide: each would write every fourth
+    element of its rows (with ``rows_fast``, columns).
+    """
+    lying = [op for op in (st.operand for st in spec.program.stores) if op.strides[-2 if rows_fast else -1] == 1]
+    return SIZE_OF[spec.accumulate] == 4 and bool(lying) and not spec.partials
+
+
+def passing(spec: ContractionSpec, threads: int) -> Buffer:
+    """Returns where lanes find each other's sums: 4 rows of 32 for each warp; the pad spreads writes over the banks."""
+    many = (spec.products,) if spec.products > 1 else ()
+    return Buffer("passed", spec.accumulate, (*many, threads // 32, CHUNK, 32), pad=16, align=VECTORS)
 
 
 def part_buffers(spec: ContractionSpec, tile: Tile) -> Buffers:
