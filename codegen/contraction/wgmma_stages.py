@@ -28,8 +28,9 @@ WINDOW_ROW, FILTER_ROW, PARTIAL_ROW, SHORT_ROW = 3.1, 1.0, 6.0, 1.4
 #: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, and for a function.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
 FILL_PIECE, FUNCTION = 12.0, 20.0
-#: How much longer one such warpgroup takes than two, whatever it waits for: half as much is in flight.
-ONE_FILLS = 1.15
+#: How much longer one such warpgroup takes than two, whatever it waits for: half as much is in flight.  And any number
+#: of them beside three consumers, which leave them fewer registers and issue more themselves.
+ONE_FILLS, THREE_CONSUME = 1.15, 1.25
 #: Instructions that splitting an element takes; cycles of the L1 cache for a thread's read of a line of its own, and
 #: such reads for a piece whose elements are read one by one; how much longer such a piece takes if the elements are of
 #: several taps of windows.
@@ -67,8 +68,9 @@ def filling(layout: Layout) -> float:
     if not instructions:
         return 0.0
     rate = min(FILL_RATE * s.producer_warpgroups, MOST_FILL_RATE)
-    alone = ONE_FILLS if s.producer_warpgroups == 1 else 1.0
-    return alone * max(instructions / rate, lines, sectors / SECTOR_RATE, FILL_LATENCY)
+    slower = ONE_FILLS if s.producer_warpgroups == 1 else 1.0
+    slower *= THREE_CONSUME if s.groups == 3 else 1.0
+    return slower * max(instructions / rate, lines, sectors / SECTOR_RATE, FILL_LATENCY)
 
 
 def _far(way: TilePath) -> bool:
