@@ -253,7 +253,10 @@ def _marked(text: str) -> str:
 
 
 def simplified(spec: ContractionSpec) -> ContractionSpec:
-    """Returns the spec with dimensions merged that both operands step over alike; an image keeps its windows apart."""
+    """Returns the spec with dimensions merged that both operands step over alike; an image keeps its windows apart.
+
+    Windows of one element whose channels are planes are none: TMA brings tiles of the planes.
+    """
     a, b = spec.a, spec.b
     batch, strides = collapse(spec.batch, [a.batch, b.batch], range(len(spec.batch)))
     a, b = changed(a, batch=strides[0]), changed(b, batch=strides[1])
@@ -263,7 +266,8 @@ def simplified(spec: ContractionSpec) -> ContractionSpec:
     b = changed(b, outer=over[0])
     if not a.limits:
         rows, over = collapse(spec.m, [a.outer], range(len(spec.m)))
-        if len(rows) == 1 or a.image is None:
+        planes = prod(spec.k[1:]) == 1 and a.inner[0] != 1
+        if len(rows) == 1 or planes or a.image is None:
             order = sorted(range(len(spec.k)), key=lambda d: (-abs(a.inner[d]), d))
             inner, along = collapse(spec.k, [a.inner, b.inner], order)
             a, b = changed(a, outer=over[0], inner=along[0], image=None), changed(b, inner=along[1])
