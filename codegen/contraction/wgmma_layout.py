@@ -308,7 +308,7 @@ class Layout:
         By the operand's number: the output in whose buffers it lies, one for every chunk of a tile, and its tensor
         map.  The results take the place of what they were computed from, and leave in the same boxes.
         """
-        if not self.over.large or self.maps is None or self.turned or self.parts.reduction.skips:
+        if not self.over.large or self.maps is None or self.parts.reduction.skips:
             return {}
         stages = LEAST_STAGES * (self.ring.stage_bytes + self.single_rows.stage_bytes)
         room = KNOWN["sm_90a"].shared_bytes_per_block - self.left_by_warps.bytes - RESERVE_WITH_OPERANDS

@@ -83,7 +83,9 @@ class StagedResults(ChunkedResults):
         for n, k in self.held.items():
             found[n] = self.w.names.unique(self.layout.program.loads[n].name, "_v")
             place = "t / 32 * 16 + lane / 4 + f % 2 * 8, j + f / 2 * 8 + lane % 4 * 2"
-            pair = f"load_results<2, {self.layout.chunk}>({self._tile(self.staged[k])}, {place})"
+            load = f"load_results<2, {self.layout.chunk}>"
+            load = f"load_pair_turned<{GROUP_ROWS}>" if self.layout.turned else load
+            pair = f"{load}({self._tile(self.staged[k])}, {place})"
             self.w.line(f"const auto {found[n]} = {pair};")
         return found
 
@@ -304,15 +306,6 @@ class ResultsCarriedTurned(CarriedResults):
                     w.line(f"const {self.t} n = {self.block.n.held(n) if held else n};")
                     w.leave(*([] if held else self.beyond_n))
                     yield vector, linear(list(zip([*place, "n"], op.strides)))
-
-    def _held_pairs(self) -> dict[int, str]:
-        found = {}
-        for n, k in self.held.items():
-            found[n] = self.w.names.unique(self.layout.program.loads[n].name, "_v")
-            place = "t / 32 * 16 + lane / 4 + f % 2 * 8, j + f / 2 * 8 + lane % 4 * 2"
-            pair = f"load_pair_turned<{GROUP_ROWS}>({self._tile(self.staged[k])}, {place})"
-            self.w.line(f"const auto {found[n]} = {pair};")
-        return found
 
 
 class ResultsCarriedByWarps(CarriedResults):
