@@ -153,4 +153,5 @@ def test_rings_on_the_gpu(monkeypatch: pytest.MonkeyPatch):
     chosen = with_tile(LARGEST)
     monkeypatch.setattr(contraction.FAMILY, "schedules", lambda spec, arch: iter([chosen(spec)]))
     shapes = [((4004, 768), (768, 772)), ((2, 1000, 256), (2, 256, 1028)), ((9600, 64), (64, 128)), ((7, 20), (20, 4))]
+    shapes += [((515, 70), (70, 513))]  # lanes pass their sums to each other
     check_on_gpu([make(*s, epilogue=epilogues()["everything"]).graph for s in shapes for make in (matmul, turned)])

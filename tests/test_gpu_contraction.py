@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import test_contraction_carry
 import test_contraction_fp8_blocks
 import test_contraction_matrix
 import test_contraction_mma
@@ -107,7 +108,7 @@ def built(cases: Iterable[Case], monkeypatch: pytest.MonkeyPatch, otherwise: Any
 
 
 #: Those whose kernels are for Hopper alone.
-HOPPER = test_contraction_wgmma, test_contraction_fp8_blocks
+HOPPER = test_contraction_wgmma, test_contraction_carry, test_contraction_fp8_blocks
 
 
 @pytest.mark.parametrize("module", [*HOPPER, test_contraction_mma, test_contraction_matrix], ids=lambda m: m.__name__)
@@ -117,7 +118,7 @@ def test_every_case(module, monkeypatch, request):
     if module in HOPPER and not driver.properties(0).target.arch.has_wgmma:
         pytest.skip("no Hopper GPU")
     cases = collected(module, monkeypatch)
-    assert len(cases) > (20 if module is test_contraction_fp8_blocks else 50)
+    assert len(cases) > (15 if module in (test_contraction_carry, test_contraction_fp8_blocks) else 50)
     otherwise = best_schedule
     if module is test_contraction_mma:
         otherwise = mma_first
