@@ -23,7 +23,7 @@ from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
-from fusegraph.lowering.parallelism import LOOKS, Parallelism, keeps_whole, parallelism, parallelism_of
+from fusegraph.lowering.parallelism import LOOKS, Parallelism, axes_of_parts, keeps_whole, parallelism_of, read_for
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.views import divided, turned_back
 from fusegraph.ops import TABLE, Op
@@ -78,7 +78,7 @@ def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         for node, (choice, size) in _weighed(graph, nodes, options).items():
             choices.append(choice)
             if choice.taken == PARTS:
-                chunks[node] = Split(node.attributes["axes"], size)
+                chunks[node] = Split(axes_of_parts(graph, nodes[0].inputs[0], node.attributes["axes"]), size)
     return replace(split(graph, chunks), choices=tuple(choices))
 
 
@@ -90,8 +90,9 @@ def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node
     x, axes, target = nodes[0].inputs[0], nodes[0].attributes["axes"], options.target.planned
     whole = parallelism_of(graph, x, axes)
     wanted = [size for node in nodes if (size := chunk(graph, node, target)) is not None]
-    size = min(wanted or [chunk_of(t, axes, parallelism(t, axes), target) for t in (n.inputs[0] for n in nodes)])
-    if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in axes)):
+    along = axes_of_parts(graph, x, axes)
+    size = min(wanted or [chunk_of(graph, n.inputs[0], along, target) for n in nodes])
+    if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in along)):
         return {}
     cycles = _estimates(whole, any(_returns(graph, n, n.inputs[0]) for n in nodes), target)
     if any(_turns(graph, n, n.inputs[0]) for n in nodes):
@@ -103,9 +104,8 @@ def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node
 def _estimates(whole: Parallelism, again: bool, target: Target) -> dict[str, float]:
     """Returns the cycles of kernels that reduce rows, whole or in parts, and read them ``again`` for another result."""
     looks, more = (LOOKS, 2) if again else (1, 1)
-    moved = looks * whole.blocks * whole.bytes_each / target.bytes_per_cycle
-    at_once = whole.cycles(target, looks) if whole.across else moved / min(1.0, whole.blocks / target.sms)
-    return {WHOLE: target.launch_cycles + at_once, PARTS: target.launch_cycles + whole.cycles_apart(target, more)}
+    at_once, apart = whole.cycles(target, looks), whole.cycles_apart(target, more)
+    return {WHOLE: target.launch_cycles + at_once, PARTS: target.launch_cycles + apart}
 
 
 def _turned(whole: Parallelism, x: Tensor, target: Target) -> float:
@@ -174,26 +174,28 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         short = _turned(whole, x, target) <= _estimates(whole, True, target)[PARTS]
     elif returns(graph, node, target):
         return None
-    elif not whole.across:
+    elif not whole.across and whole.moved <= 1:
         short = whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES
     elif _returns(graph, node, x):
         short = keeps_whole(whole, target)
     else:
-        short = whole.blocks >= BUSY * target.sms or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
+        many = whole.across and whole.blocks >= BUSY * target.sms
+        short = many or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
     if short:
         return None
-    size = chunk_of(x, axes, whole, target)
-    return size if size < prod(x.shape[d] for d in axes) else None
+    along = axes_of_parts(graph, x, axes)
+    size = chunk_of(graph, x, along, target)
+    return size if size < prod(x.shape[d] for d in along) else None
 
 
-def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Target) -> int:
-    """Returns the elements of a part: a power of two, so that parts begin where memory is aligned.
+def chunk_of(graph: Graph, x: Tensor, axes: tuple[int, ...], target: Target) -> int:
+    """Returns the elements of a part along axes: a power of two, so that parts begin where memory is aligned.
 
     Where sizes vary, it is that for the largest.
     """
     length, total = most(prod(x.shape[d] for d in axes)), most(x.size) * x.dtype.itemsize
     wanted = min(max(total // (BLOCKS * target.sms), LEAST_PART_BYTES), PART_BYTES)
-    step = x.dtype.itemsize if not whole.across else min(total // length, SIDE_BYTES)
+    step = x.dtype.itemsize if not parallelism_of(graph, x, axes).across else min(total // length, SIDE_BYTES)
     least = max(wanted // step, -(-length // MOST_PARTS))
     return 1 << (least - 1).bit_length()
 
@@ -234,7 +236,8 @@ def _turns(graph: Graph, node: Node, x: Tensor) -> bool:
                 yield turned_back(n, n.output.strides) or tensor.strides
 
     alike = [t for n in followers(graph, node) for t in n.outputs if t.shape == x.shape]
-    return most(x.size) > 1 and any(nearest(s) != nearest(x.strides) for t in alike for s in left(t))
+    read = read_for(graph, x).strides
+    return most(x.size) > 1 and any(nearest(s) != nearest(read) for t in alike for s in left(t))
 
 
 def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
