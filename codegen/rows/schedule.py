@@ -40,6 +40,9 @@ EXCHANGE_BYTES = 8 * 1024
 FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
 #: Microseconds from one block to the next that an SM begins.
 BEGIN_US = 0.08
+#: Accesses of a thread to what all rows share (a norm's weights) that are in flight together, and the cycles that each
+#: further one takes: such a thread has no registers left to read ahead.
+SHARED_IN_FLIGHT, SHARED_WAIT = 32, 200.0
 #: Across rows: the fewest neighbouring rows that are worth it, and the most rows of a thread.
 LEAST_SIDE, MOST_ROWS = 8, 8
 #: Bytes that neighbouring threads should read together, and the fewest that do not waste memory bandwidth.
@@ -201,7 +204,8 @@ def _in_registers(
             if 0 < blocks <= resident * target.sms:
                 busy = schedule.threads * -(-blocks // target.sms)
                 bad *= 1 + 0.05 * max(0.0, log2(BUSY_THREADS / busy))
-            yield bad * (1 + _alone(target, schedule, count) * unroll), schedule
+            bad *= 1 + _alone(target, schedule, count) * unroll
+            yield bad * _waits(space, target, vector, unroll), schedule
 
 
 def _in_shared(
@@ -218,8 +222,8 @@ def _in_shared(
             nbytes = -(-itemsize * length // cluster)
             resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
             bad = _badness(schedule, target, count, resident, itemsize, nbytes)
-            alone = _alone(target, schedule, count)
-            bad *= 1 + alone * -(-length // (vector * lanes * cluster))
+            alone, unroll = _alone(target, schedule, count), -(-length // (vector * lanes * cluster))
+            bad *= (1 + alone * unroll) * _waits(space, target, vector, unroll)
             # Every pass reads the row again, if only from shared memory; a block alone on its SM hides no latency, and
             # registers take all of a row at once.
             yield (1.2 if alone else 1.08 if resident == 1 else 1.03) * bad, schedule
@@ -257,6 +261,18 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
 def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
     """Returns how much each access of a thread lengthens a kernel in which no other row hides its latency."""
     return 0.03 if count <= schedule.rows * target.sms else 0.0
+
+
+def _waits(space: Space, target: Target, vector: int, unroll: int) -> float:
+    """Returns by how much a kernel is longer because its last threads wait for what all rows share, access by access.
+
+    unroll  vectors of a row that a thread has.
+    """
+    every = [op for op in space.program.operands if space.varies(op)]
+    own = [op.dtype.itemsize for op in every if space.differs(op)]
+    accesses = sum(unroll * -(-vector * op.dtype.itemsize // 16) for op in every if not space.differs(op))
+    moved = prod(space.outer) * space.length * sum(own) / target.bytes_per_cycle
+    return 1 + SHARED_WAIT * max(0, accesses - SHARED_IN_FLIGHT) / max(moved, target.launch_cycles)
 
 
 def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, itemsize: int, nbytes: int) -> float:

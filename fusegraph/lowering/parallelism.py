@@ -61,7 +61,7 @@ class Parallelism:
         every = self.blocks * self.bytes_each
         if not self.across:
             nbytes = every * (looks + min(looks, 2) * (self.moved - 1))
-            return nbytes / target.bytes_per_cycle / min(1.0, self.blocks / target.sms)
+            return nbytes / target.bytes_per_cycle / min(1.0, max(self.blocks, 1) / target.sms)
         memory = every / target.bytes_per_cycle
         enough = MOST_RESIDENT * target.sms
         wide = max(1, min(SHORT_BYTES // max(self.bytes_each, 1), self.blocks // enough))
