@@ -56,11 +56,13 @@ class Parallelism:
     def cycles(self, target: Target, looks: int) -> float:
         """Returns the cycles that a kernel takes which needs each element so often, clusters included.
 
-        Along rows, one that needs elements again writes as many, into as many sectors as it reads.
+        Along rows, a cluster keeps what it has room for; one that needs elements again writes as many, into as many
+        sectors as it reads.
         """
         every = self.blocks * self.bytes_each
         if not self.across:
-            nbytes = every * (looks + min(looks, 2) * (self.moved - 1))
+            reads = 1 if self.bytes_each <= _kept_bytes(target) else looks
+            nbytes = every * (reads + min(looks, 2) * (self.moved - 1))
             return nbytes / target.bytes_per_cycle / min(1.0, max(self.blocks, 1) / target.sms)
         memory = every / target.bytes_per_cycle
         enough = MOST_RESIDENT * target.sms
@@ -168,6 +170,11 @@ def read_for(graph: Graph, x: Tensor) -> Tensor:
     return x
 
 
+def _kept_bytes(target: Target) -> int:
+    """Returns the bytes of a row that a cluster keeps."""
+    return PORTABLE_BLOCKS * target.arch.shared_bytes_per_block
+
+
 def keeps_whole(found: Parallelism, target: Target) -> bool:
     """Returns true if a kernel may read its rows once and write as much.
 
@@ -176,7 +183,7 @@ def keeps_whole(found: Parallelism, target: Target) -> bool:
     them, and one that reads all again.
     """
     if not found.across:
-        kept = PORTABLE_BLOCKS * target.arch.shared_bytes_per_block
+        kept = _kept_bytes(target)
         if found.moved <= 1 or found.bytes_each > kept:
             return found.bytes_each <= (kept if found.blocks >= FEW_ROWS else LONG_BYTES)
     return found.cycles(target, LOOKS) <= found.cycles_apart(target, 2)
