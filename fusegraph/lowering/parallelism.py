@@ -132,7 +132,8 @@ def _steps(x: Tensor) -> list[tuple[int, int]]:
 
 def _access(x: Tensor, axes: Collection[int]) -> int:
     """Returns the bytes that a thread may read at once of neighbours in memory that belong to neighbouring rows."""
-    width, others = 1, []
+    width = 1
+    others: list[int] = []
     for stride, d in _steps(x):
         if stride == width and d not in axes and not others:
             width *= x.shape[d]
