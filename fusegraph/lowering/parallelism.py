@@ -56,14 +56,12 @@ class Parallelism:
     def cycles(self, target: Target, looks: int) -> float:
         """Returns the cycles that a kernel takes which needs each element so often, clusters included.
 
-        Along rows, a cluster keeps what it has room for; one that needs elements again writes as many, into as many
-        sectors as it reads.
+        Along rows, a cluster keeps what it has room for.
         """
         every = self.blocks * self.bytes_each
         if not self.across:
             reads = 1 if self.bytes_each <= _kept_bytes(target) else looks
-            nbytes = every * (reads + min(looks, 2) * (self.moved - 1))
-            return nbytes / target.bytes_per_cycle / min(1.0, max(self.blocks, 1) / target.sms)
+            return self._along(target, reads * self.moved)
         memory = every / target.bytes_per_cycle
         enough = MOST_RESIDENT * target.sms
         wide = max(1, min(SHORT_BYTES // max(self.bytes_each, 1), self.blocks // enough))
@@ -81,10 +79,19 @@ class Parallelism:
             found.append(max(waits + walk, memory * (2 if again else 1)))
         return min(found)
 
+    def cycles_written(self, target: Target) -> float:
+        """Returns the cycles that writing as much, just as it lies, takes longer than writing whole sectors."""
+        return self._along(target, self.moved - 1)
+
     def cycles_apart(self, target: Target, looks: int) -> float:
         """Returns the cycles that kernels of parts take instead, which are ``looks`` more than one."""
         rate = min(target.bytes_per_cycle, self._column_rate * target.sms)
         return looks * (target.launch_cycles + self.blocks * self.bytes_each / rate)
+
+    def _along(self, target: Target, times: float) -> float:
+        """Returns the cycles in which the blocks of rows move their bytes so many times."""
+        every = self.blocks * self.bytes_each
+        return every * times / target.bytes_per_cycle / min(1.0, max(self.blocks, 1) / target.sms)
 
     @property
     def _column_rate(self) -> float:
@@ -187,4 +194,4 @@ def keeps_whole(found: Parallelism, target: Target) -> bool:
         kept = _kept_bytes(target)
         if found.moved <= 1 or found.bytes_each > kept:
             return found.bytes_each <= (kept if found.blocks >= FEW_ROWS else LONG_BYTES)
-    return found.cycles(target, LOOKS) <= found.cycles_apart(target, 2)
+    return found.cycles(target, LOOKS) + found.cycles_written(target) <= found.cycles_apart(target, 2)

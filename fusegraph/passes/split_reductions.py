@@ -104,8 +104,8 @@ def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node
 def _estimates(whole: Parallelism, again: bool, target: Target) -> dict[str, float]:
     """Returns the cycles of kernels that reduce rows, whole or in parts, and read them ``again`` for another result."""
     looks, more = (LOOKS, 2) if again else (1, 1)
-    at_once, apart = whole.cycles(target, looks), whole.cycles_apart(target, more)
-    return {WHOLE: target.launch_cycles + at_once, PARTS: target.launch_cycles + apart}
+    at_once = whole.cycles(target, looks) + (whole.cycles_written(target) if again else 0.0)
+    return {WHOLE: target.launch_cycles + at_once, PARTS: target.launch_cycles + whole.cycles_apart(target, more)}
 
 
 def _turned(whole: Parallelism, x: Tensor, target: Target) -> float:
@@ -114,7 +114,8 @@ def _turned(whole: Parallelism, x: Tensor, target: Target) -> float:
     Its warps read whole sectors, of neighbouring rows, and write as many elements of each row as lanes are left.
     """
     beside = max(1, 32 * x.dtype.itemsize // SECTOR_BYTES)
-    return _estimates(whole, True, target)[WHOLE] + most(x.size) / beside / (PARTS_WRITTEN * target.sms)
+    written = most(x.size) / beside / (PARTS_WRITTEN * target.sms)
+    return target.launch_cycles + whole.cycles(target, LOOKS) + written
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
