@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 
 from codegen.arch import REGISTERS_PER_SM
 from codegen.declined import Declined
-from codegen.expr import Operand
+from codegen.expr import Load, Operand
 from codegen.family import Schedule
 from codegen.records import changed
 from codegen.rows.space import Space, segments_of_block, widest
@@ -42,7 +42,7 @@ FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
 BEGIN_US = 0.08
 #: Accesses of a thread to what all rows share (a norm's weights) that are in flight together, and the cycles that each
 #: further one takes: such a thread has no registers left to read ahead.
-SHARED_IN_FLIGHT, SHARED_WAIT = 32, 200.0
+WEIGHTS_IN_FLIGHT, WEIGHT_WAIT = 32, 200.0
 #: Across rows: the fewest neighbouring rows that are worth it, and the most rows of a thread.
 LEAST_SIDE, MOST_ROWS = 8, 8
 #: Bytes that neighbouring threads should read together, and the fewest that do not waste memory bandwidth.
@@ -146,7 +146,8 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     lanes = min(MAX_THREADS, power(max(1, -(-space.length // vector))))
     if shared and space.chunk is None and lanes >= 128:
         found += _in_shared(space, target, vector, min(SHARED_THREADS, lanes), shared)
-    found.sort(key=lambda f: f[0])
+    waits = _waits(space, target, vector)
+    found = sorted(((bad * waits(schedule), schedule) for bad, schedule in found), key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
     # Rows that are read once from memory are worth neither a cluster nor shared memory, if there are enough of them;
     # sooner so if they would be looked at more often there.
@@ -204,8 +205,7 @@ def _in_registers(
             if 0 < blocks <= resident * target.sms:
                 busy = schedule.threads * -(-blocks // target.sms)
                 bad *= 1 + 0.05 * max(0.0, log2(BUSY_THREADS / busy))
-            bad *= 1 + _alone(target, schedule, count) * unroll
-            yield bad * _waits(space, target, vector, unroll), schedule
+            yield bad * (1 + _alone(target, schedule, count) * unroll), schedule
 
 
 def _in_shared(
@@ -222,8 +222,8 @@ def _in_shared(
             nbytes = -(-itemsize * length // cluster)
             resident = max(1, target.arch.blocks_per_sm(lanes, OTHER_REGISTERS, nbytes + EXCHANGE_BYTES))
             bad = _badness(schedule, target, count, resident, itemsize, nbytes)
-            alone, unroll = _alone(target, schedule, count), -(-length // (vector * lanes * cluster))
-            bad *= (1 + alone * unroll) * _waits(space, target, vector, unroll)
+            alone = _alone(target, schedule, count)
+            bad *= 1 + alone * -(-length // (vector * lanes * cluster))
             # Every pass reads the row again, if only from shared memory; a block alone on its SM hides no latency, and
             # registers take all of a row at once.
             yield (1.2 if alone else 1.08 if resident == 1 else 1.03) * bad, schedule
@@ -263,16 +263,21 @@ def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
     return 0.03 if count <= schedule.rows * target.sms else 0.0
 
 
-def _waits(space: Space, target: Target, vector: int, unroll: int) -> float:
-    """Returns by how much a kernel is longer because its last threads wait for what all rows share, access by access.
-
-    unroll  vectors of a row that a thread has.
+def _waits(space: Space, target: Target, vector: int) -> Callable[[RowsSchedule], float]:
+    """Returns how much longer a schedule takes because its last threads wait, access by access, for what all rows share
+    and they read behind a reduction.
     """
-    every = [op for op in space.program.operands if space.varies(op)]
-    own = [op.dtype.itemsize for op in every if space.differs(op)]
-    accesses = sum(unroll * -(-vector * op.dtype.itemsize // 16) for op in every if not space.differs(op))
-    moved = prod(space.outer) * space.length * sum(own) / target.bytes_per_cycle
-    return 1 + SHARED_WAIT * max(0, accesses - SHARED_IN_FLIGHT) / max(moved, target.launch_cycles)
+    program, (first, *others) = space.program, Stages(space).needed
+    late = [op for n, op in enumerate(program.loads) if any(Load(n) in needed - first for needed in others)]
+    each = sum(-(-vector * op.dtype.itemsize // 16) for op in late if not space.differs(op))
+    own = sum(op.dtype.itemsize for op in program.operands if space.varies(op) and space.differs(op))
+    moved = prod(space.outer) * space.length * own / target.bytes_per_cycle
+
+    def longer(schedule: RowsSchedule) -> float:
+        accesses = each * -(-space.length // (vector * schedule.lanes * schedule.cluster))
+        return 1 + WEIGHT_WAIT * max(0, accesses - WEIGHTS_IN_FLIGHT) / max(moved, target.launch_cycles)
+
+    return longer
 
 
 def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, itemsize: int, nbytes: int) -> float:
