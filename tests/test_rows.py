@@ -295,6 +295,24 @@ def test_what_is_fused() -> None:
     check_all(graphs, fusion=False)
 
 
+@pytest.mark.parametrize("length", [4099, 7051, 12289])
+def test_threads_read_few_weights_one_by_one(length: int) -> None:
+    """Rows that begin anywhere are read an element at a time: with weights, by more threads than without."""
+
+    def lanes(graph: fg.Graph) -> int:
+        (kernel,) = plan(graph, Options(target=target("h200"))).kernels
+        found = best_schedule(kernel.group.lowered.spec, target("h200"))
+        assert isinstance(found, RowsSchedule)
+        assert found.vector == 1
+        return found.lanes * found.cluster
+
+    g = fg.Graph("layer norm")
+    x, scale, bias = g.tensor("x", (832, length)), g.tensor("scale", (1, length)), g.tensor("bias", (1, length))
+    g.output(g.layernorm(x, scale, bias, axes=(1,)), name="y")
+    assert lanes(g) >= 512
+    assert lanes(softmax_of((832, length), 1)) < 512
+
+
 @pytest.mark.slow
 def test_every_schedule_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """All forms for rows of every kind, the ones that are best for others included."""

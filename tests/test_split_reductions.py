@@ -9,10 +9,12 @@ import pytest
 from graphs import check_all, check_on_gpu, compile_for, executables
 
 import fusegraph as fg
+from codegen import best_schedule
 from codegen.target import target
 from fusegraph.dtypes import float32
 from fusegraph.lowering import parallelism
 from fusegraph.lowering.base import Options
+from fusegraph.ops.base import Role
 from fusegraph.ops.modes import COMBINED, PARTS
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes import split_reductions
@@ -83,6 +85,7 @@ def eager_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallelism, "BLOCK_RATE", 1e-3)
     monkeypatch.setattr(split_reductions, "LEAST_PART_BYTES", 256)
     monkeypatch.setattr(split_reductions, "BUSY", 1 << 20)
+    monkeypatch.setattr(split_reductions, "AS_LONG", 0.0)
     monkeypatch.setattr(split_reductions, "_returns", lambda *_: False)
 
 
@@ -170,6 +173,115 @@ def test_norms_that_turn_their_results(shape: tuple[int, ...], kernels: int) -> 
     assert len(found.kernels) == kernels
 
 
+def groups_norm(shape: tuple[int, ...], groups: int, dtype: str = "float32", layout: str = "NHWC") -> fg.Graph:
+    """Returns a norm of groups of channels behind an addition, with its statistics."""
+    g = fg.Graph(f"groups {shape} {groups} {dtype} {layout}", io_dtype=dtype)
+    x, other = (g.tensor(name, shape, layout=layout) for name in ("x", "other"))
+    one = (1, shape[1], 1, 1)
+    scale, bias = (g.tensor(name, one) for name in ("scale", "bias"))
+    y, *kept = g.groupnorm(x + other, scale, bias, groups=groups, norm_forward_phase="training")
+    for n, tensor in enumerate((y, *kept)):
+        g.output(tensor, name=f"y {n}")
+    return g
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "along"),
+    [
+        ((8, 64, 56, 56), 32, "float32", (3, 4)),
+        ((8, 64, 56, 56), 32, "bfloat16", (3, 4)),
+        ((8, 96, 56, 56), 32, "bfloat16", (3, 4)),
+        ((32, 64, 112, 112), 32, "float32", (3, 4)),
+        # Runs of whole sectors, and so little that another kernel takes longer, stay whole.
+        ((8, 64, 56, 56), 8, "float32", None),
+        ((2, 64, 14, 14), 32, "float32", None),
+    ],
+)
+def test_channels_of_groups_are_apart_in_parts(
+    shape: tuple[int, ...], groups: int, dtype: str, along: tuple[int, ...] | None
+) -> None:
+    """Parts of short runs are of single channels, whose neighbours a kernel reads across; the groups come behind."""
+    graph = groups_norm(shape, groups, dtype)
+    found = plan(graph, Options(target=target("h200")), choose=by_cost_model(target("h200")))
+    first, *others = found.kernels
+    parts = [node for node in first.group.nodes if node.op is PARTIAL]
+    assert len(found.kernels) == (1 if along is None else 3)
+    assert {node.attributes["axes"] for node in parts} == (set() if along is None else {along})
+    if along is not None:
+        assert best_schedule(first.group.lowered.spec, target("h200")).across
+        assert sum(node.op.role is Role.REDUCE for node in others[0].group.nodes) == 2
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "axes", "expected"),
+    [
+        (64, 32, (2, 3, 4), (2,)),
+        (96, 32, (2, 3, 4), (2,)),
+        (64, 2, (2, 3, 4), ()),  # 128 bytes and more are long
+        (64, 64, (2, 3, 4), ()),  # a channel a group: neighbours are of other rows anyway
+        (6, 3, (2, 3, 4), ()),  # a warp has no more to read
+        (64, 32, (2,), ()),  # nothing else is reduced
+        (64, 32, (0, 1, 2, 3), ()),
+    ],
+)
+def test_short_runs(channels: int, groups: int, axes: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    each, (height, width) = channels // groups, (5, 7)
+    strides = (height * width * channels, each, 1, width * channels, channels)
+    x = fg.Graph("g").tensor("x", (3, groups, each, height, width), strides=strides)
+    assert parallelism.run(x, axes) == expected
+    moved = parallelism.parallelism(x, axes).moved
+    assert moved == (max(1.0, 32 / (4 * each)) if expected else 1.0)
+
+
+@pytest.mark.usefixtures("eager_split")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_norms_of_groups(layout: str, dtype: str) -> None:
+    """One to eight channels a group, sizes that are multiples of nothing, numbers that are none."""
+    graphs = [groups_norm((2, each * 5, 13, 29), 5, dtype, layout) for each in (1, 2, 3, 4, 8)]
+    for graph in graphs:
+        assert "reduction_partial" in kinds(graph)[0]
+    check_all(graphs)
+    check_all(graphs[1:2], inputs=lambda g: random_inputs(g, 1, special=1e-3))
+
+
+@pytest.mark.usefixtures("eager_split")
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_groups_of_channels_with_large_offsets(keepdims: bool) -> None:
+    """Of numbers of mean 1e4 and spread 1, against NumPy's float64; the same bits each time."""
+    shape, axes = (2, 8, 3, 21, 37), (2, 3, 4)
+    g = fg.Graph("statistics")
+    x = g.tensor("x", shape, strides=(21 * 37 * 24, 3, 1, 37 * 24, 24))
+    mean = g.reduction(x, "avg", axes)
+    centred = x - mean
+    g.output(g.reduction(centred * centred, "avg", axes, keepdims), name="variance")
+    g.output(g.reduction(x, "norm2", axes, keepdims), name="norm")
+    parts = [n for n in plan(g).kernels[0].group.nodes if n.op is PARTIAL]
+    assert parts
+    assert all(n.attributes["axes"] == (3, 4) for n in parts)
+    (executable,) = executables([g])
+    random = np.random.default_rng(0).standard_normal((2, 21, 37, 8, 3)) + 1e4
+    values = random.astype(np.float32).transpose(0, 3, 4, 1, 2)
+    found, again = (run(executable, {"x": values}) for _ in range(2))
+    exact = values.astype(np.float64)
+    variance, norm = exact.var(axis=axes, keepdims=keepdims), np.sqrt((exact**2).sum(axis=axes, keepdims=keepdims))
+    assert found["variance"].shape == variance.shape
+    assert np.abs(found["variance"] / variance - 1).max() < 1e-4
+    assert np.abs(found["norm"] / norm - 1).max() < 1e-6
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, again[name])
+
+
+@pytest.mark.usefixtures("eager_split")
+def test_squares_about_means_of_others() -> None:
+    """Means that broadcast along other axes than they are of are no means of what is squared."""
+    g = fg.Graph("means of rows, taken from columns")
+    x = g.tensor("x", (300, 300))
+    centred = x - g.reduction(x, "avg", 1, keepdims=False)
+    g.output(g.reduction(centred * centred, "avg", 1, keepdims=False), name="y")
+    check_all([g])
+
+
 @pytest.mark.slow
 def test_clusters_of_strips_are_right() -> None:
     graphs = [channels_norm((3, 20, 19, 21), dtype, back=back) for dtype in ("float32", "bfloat16") for back in (0, 1)]
@@ -216,13 +328,14 @@ def test_special_values() -> None:
     check_all([graph], inputs=lambda g: random_inputs(g, 1, special=1e-3))
 
 
+@pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize(("shape", "axes"), [((1003,), (0,)), ((5, 256, 3), (1,)), ((4, 3, 50), (0, 2))])
-def test_parts_against_the_reference(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+def test_parts_against_the_reference(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> None:
     """Every mode of the parts themselves, the last of which is shorter; large offsets cost no digits."""
     g = fg.Graph("parts")
     x = g.tensor("x", shape)
     for mode in PARTS:
-        how = {"mode": mode, "axes": axes, "chunk": 64, "keepdims": False, "dtype": float32}
+        how = {"mode": mode, "axes": axes, "chunk": 64, "keepdims": keepdims, "dtype": float32}
         g.output(g.apply(PARTIAL, (x,), how), name=mode)
     (executable,) = executables([g])
     values = (np.random.default_rng(0).standard_normal(shape) + 100).astype(np.float32)

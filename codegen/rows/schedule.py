@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 
 from codegen.arch import REGISTERS_PER_SM
 from codegen.declined import Declined
-from codegen.expr import Operand
+from codegen.expr import Load, Operand
 from codegen.family import Schedule
 from codegen.records import changed
 from codegen.rows.space import Space, segments_of_block, widest
@@ -40,6 +40,9 @@ EXCHANGE_BYTES = 8 * 1024
 FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
 #: Microseconds from one block to the next that an SM begins.
 BEGIN_US = 0.08
+#: Accesses of a thread to what all rows share (a norm's weights) that are in flight together, and the cycles that each
+#: further one takes: such a thread has no registers left to read ahead.
+WEIGHTS_IN_FLIGHT, WEIGHT_WAIT = 32, 200.0
 #: Across rows: the fewest neighbouring rows that are worth it, and the most rows of a thread.
 LEAST_SIDE, MOST_ROWS = 8, 8
 #: Bytes that neighbouring threads should read together, and the fewest that do not waste memory bandwidth.
@@ -143,7 +146,8 @@ def _along(space: Space, target: Target, itype: str) -> Iterator[RowsSchedule]:
     lanes = min(MAX_THREADS, power(max(1, -(-space.length // vector))))
     if shared and space.chunk is None and lanes >= 128:
         found += _in_shared(space, target, vector, min(SHARED_THREADS, lanes), shared)
-    found.sort(key=lambda f: f[0])
+    waits = _waits(space, target, vector)
+    found = sorted(((bad * waits(schedule), schedule) for bad, schedule in found), key=lambda f: f[0])
     promising = [schedule for bad, schedule in found if bad < found[0][0] * PROMISING]
     # Rows that are read once from memory are worth neither a cluster nor shared memory, if there are enough of them;
     # sooner so if they would be looked at more often there.
@@ -257,6 +261,23 @@ def _in_segments(space: Space, target: Target, itype: str) -> Iterator[RowsSched
 def _alone(target: Target, schedule: RowsSchedule, count: int) -> float:
     """Returns how much each access of a thread lengthens a kernel in which no other row hides its latency."""
     return 0.03 if count <= schedule.rows * target.sms else 0.0
+
+
+def _waits(space: Space, target: Target, vector: int) -> Callable[[RowsSchedule], float]:
+    """Returns how much longer a schedule takes because its last threads wait, access by access, for what all rows share
+    and they read behind a reduction.
+    """
+    program, (first, *others) = space.program, Stages(space).needed
+    late = [op for n, op in enumerate(program.loads) if any(Load(n) in needed - first for needed in others)]
+    each = sum(-(-vector * op.dtype.itemsize // 16) for op in late if not space.differs(op))
+    own = sum(op.dtype.itemsize for op in program.operands if space.varies(op) and space.differs(op))
+    moved = prod(space.outer) * space.length * own / target.bytes_per_cycle
+
+    def longer(schedule: RowsSchedule) -> float:
+        accesses = each * -(-space.length // (vector * schedule.lanes * schedule.cluster))
+        return 1 + WEIGHT_WAIT * max(0, accesses - WEIGHTS_IN_FLIGHT) / max(moved, target.launch_cycles)
+
+    return longer
 
 
 def _badness(schedule: RowsSchedule, target: Target, count: int, resident: int, itemsize: int, nbytes: int) -> float:

@@ -27,6 +27,14 @@ def mode_of(node: Node) -> Combined:
     return {**COMBINED, **PARTS}[node.attributes["mode"]]
 
 
+def steps(node: Node) -> tuple[int, tuple[int, ...]]:
+    """Returns the strides of a reduction of parts: from part to part, and over the dimensions of what is reduced."""
+    axes, keepdims = node.attributes["axes"], node.attributes["keepdims"]
+    there = [d for d in range(node.inputs[0].rank) if keepdims or d == min(axes) or d not in axes]
+    over = dict(zip(there, node.output.strides))
+    return over[min(axes)], tuple(0 if d in axes else over[d] for d in range(node.inputs[0].rank))
+
+
 def parts(product: Product, anchor: Node, axes: Sequence[int]) -> tuple[tuple[int, ...], int] | None:
     """Returns how the kernel of a contraction can reduce its result, or what is as large, along axes.
 
@@ -109,11 +117,7 @@ def partial(node: Node, store: Store, product: Product, reductions: Sequence[Red
     """Returns where the parts of a reduction that `check` takes are stored."""
     assert isinstance(store.value, Reduced)
     x, axes, chunk = node.inputs[0], node.attributes["axes"], node.attributes["chunk"]
-    part, *steps = node.output.strides
-    kept = iter(steps)
-    strides = tuple(
-        0 if d in axes and not node.attributes["keepdims"] else next(kept) * (d not in axes) for d in range(x.rank)
-    )
+    part, strides = steps(node)
     nb, last = len(product.batch), len(product.batch) + len(product.rows)
     over = product.strides(Tensor(x.graph, x.name, x.shape, strides, x.dtype))
     reduced = product.strides(Tensor(x.graph, x.name, x.shape, tuple(int(d in axes) for d in range(x.rank)), x.dtype))

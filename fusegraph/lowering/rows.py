@@ -16,7 +16,7 @@ from fusegraph.lowering import gathered
 from fusegraph.lowering.base import FamilyLowering, GroupView, Lowered, Options
 from fusegraph.lowering.choices import Choice, Outweighed, weigh
 from fusegraph.lowering.parallelism import FEW_ROWS, LOOKS, keeps_whole, parallelism, parallelism_of
-from fusegraph.lowering.partials import mode_of
+from fusegraph.lowering.partials import mode_of, steps
 from fusegraph.lowering.pointwise import check_size
 from fusegraph.lowering.program import ProgramBuilder, StridesOf, broadcast_strides, check_broadcasts
 from fusegraph.lowering.views import Strides
@@ -151,9 +151,8 @@ class _Space:
         if tensor not in self.parts:
             found = self._strides(tensor)
             return (0, *(found[d] for d in (*self.kept, *self.axes)))
-        whole = tensor.rank == len(self.shape) + 1
-        kept = tensor.strides[1:] if not whole else tuple(tensor.strides[1 + d] for d in self.kept)
-        return (tensor.strides[0], *kept, *(0 for _ in self.axes))
+        part, over = steps(self.parts[tensor])
+        return (part, *(over[d] for d in (*self.kept, *self.axes)))
 
     def _strides(self, tensor: Tensor) -> tuple[int, ...]:
         """Returns a tensor's strides over the shape that is reduced."""
@@ -165,9 +164,12 @@ class _Space:
     def _columns(self, node: Node) -> tuple[int, ...]:
         """Returns the strides of one part of a reduction of columns, or of a reduction of segments."""
         reduced = node.attributes["axes"]
-        own = iter(node.output.strides[1:] if node.op.role is Role.PARTIAL else node.output.strides)
-        gone = () if node.attributes["keepdims"] else reduced
-        strides = [0 if d in gone else next(own) for d in range(len(self.shape))]
+        if node.op.role is Role.PARTIAL:
+            strides = steps(node)[1]
+        else:
+            own = iter(node.output.strides)
+            gone = () if node.attributes["keepdims"] else reduced
+            strides = tuple(0 if d in gone else next(own) for d in range(len(self.shape)))
         return tuple(s if n > 1 and d not in reduced else 0 for d, (n, s) in enumerate(zip(self.shape, strides)))
 
     @property
@@ -183,7 +185,7 @@ class _Space:
         if not self.columns:
             return None
         writes = enumerate(self.view.writes)
-        sums = tuple((n, t.strides[0]) for n, t in writes if t in self.parts)
+        sums = tuple((n, steps(self.parts[t])[0]) for n, t in writes if t in self.parts)
         return Walk(len(self.walked), self.columns[0].attributes["chunk"], sums)
 
     @property

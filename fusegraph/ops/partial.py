@@ -19,10 +19,15 @@ def parts_of(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int) -> int:
     return -(-prod(shape[d] for d in axes) // chunk)
 
 
+def _shape(shape: tuple[int, ...], axes: tuple[int, ...], chunk: int, keepdims: bool) -> tuple[int, ...]:
+    """Returns the shape of the parts, which lie along the first of the axes."""
+    first, parts = min(axes), parts_of(shape, axes, chunk)
+    return (*shape[:first], parts, *reduced_shape(shape, axes, keepdims)[first + keepdims :])
+
+
 def _infer(types: Types, attributes: Attributes) -> TensorType:
-    shape, axes, keepdims = types[0].shape, attributes["axes"], attributes["keepdims"]
-    parts = parts_of(shape, axes, attributes["chunk"])
-    return TensorType((parts, *reduced_shape(shape, axes, keepdims)), attributes["dtype"])
+    how = {key: attributes[key] for key in ("axes", "chunk", "keepdims")}
+    return TensorType(_shape(types[0].shape, **how), attributes["dtype"])
 
 
 def _reference(x: Array, mode: str, axes: tuple[int, ...], chunk: int, keepdims: bool, dtype: DType) -> Array:
@@ -30,7 +35,7 @@ def _reference(x: Array, mode: str, axes: tuple[int, ...], chunk: int, keepdims:
     starts = range(0, rows.shape[-1], chunk)
     with np.errstate(all="ignore"):
         parts = [PARTS[mode].combine(rows[..., start : start + chunk], (-1,)) for start in starts]
-    return np.stack(parts).reshape(len(parts), *reduced_shape(x.shape, axes, keepdims))
+    return np.stack(parts, min(axes)).reshape(_shape(x.shape, axes, chunk, keepdims))
 
 
 PARTIAL = Op(
@@ -41,7 +46,7 @@ PARTIAL = Op(
     attributes={"mode": "add", "axes": REQUIRED, "chunk": REQUIRED, "keepdims": True, "dtype": REQUIRED},
     infer=_infer,
     reference=_reference,
-    doc="""Combines every ``chunk`` elements along axes by themselves: (parts, *kept), in the dtype in which they are
-    combined.  Which elements make a part is up to the kernel, how many are in which is not: the last part has what is
-    left.""",
+    doc="""Combines every ``chunk`` elements along axes by themselves, in the dtype in which they are combined.  The
+    first of the axes has the parts, the others have size 1 or, without ``keepdims``, are dropped.  Which elements make
+    a part is up to the kernel, how many are in which is not: the last part has what is left.""",
 )

@@ -17,7 +17,7 @@ from fusegraph.lowering.base import Options
 from fusegraph.lowering.choices import MADE, whether
 from fusegraph.ops.base import Kind
 from fusegraph.passes.rewrite import Rewritten
-from fusegraph.passes.split_reductions import SHORT_BYTES, Split, candidates, split_for, unjoined
+from fusegraph.passes.split_reductions import Split, candidates, split_for, unjoined
 
 #: The name of the pass.
 NAME = "reductions of results"
@@ -47,8 +47,6 @@ def _split(graph: Graph, node: Node) -> Split | None:
     found = partials.parts(contraction.product(anchor), anchor, axes) if anchor is not None else None
     if found is None or (joined is not None and (found[0] != axes or found[1] is None)):
         return None
-    if found[0] != axes and node.attributes["keepdims"] and x.nbytes <= SHORT_BYTES:
-        return None  # to read it takes no longer than another launch
     return Split(*found, joined)
 
 

@@ -20,15 +20,16 @@ from codegen.sizes import Size, most
 from codegen.target import Target
 from fusegraph.dtypes import DType
 from fusegraph.graph import Graph, Node, Tensor
+from fusegraph.layout import packed_strides
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.lowering.choices import Choice, weigh
-from fusegraph.lowering.parallelism import LOOKS, Parallelism, keeps_whole, parallelism, parallelism_of
+from fusegraph.lowering.parallelism import LOOKS, Parallelism, axes_of_parts, keeps_whole, parallelism_of, read_for
 from fusegraph.lowering.partials import mode_of
 from fusegraph.lowering.views import divided, turned_back
 from fusegraph.ops import TABLE, Op
 from fusegraph.ops.base import Role
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, After, accumulator, as_number
+from fusegraph.ops.modes import AVERAGE, COMBINED, MODES, SUM, accumulator, as_number
 from fusegraph.ops.partial import PARTIAL
 from fusegraph.passes.partition import Partition
 from fusegraph.passes.rewrite import Rewrite, Rewritten, named, same
@@ -77,7 +78,7 @@ def split_reductions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
         for node, (choice, size) in _weighed(graph, nodes, options).items():
             choices.append(choice)
             if choice.taken == PARTS:
-                chunks[node] = Split(node.attributes["axes"], size)
+                chunks[node] = Split(axes_of_parts(graph, nodes[0].inputs[0], node.attributes["axes"]), size)
     return replace(split(graph, chunks), choices=tuple(choices))
 
 
@@ -89,8 +90,9 @@ def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node
     x, axes, target = nodes[0].inputs[0], nodes[0].attributes["axes"], options.target.planned
     whole = parallelism_of(graph, x, axes)
     wanted = [size for node in nodes if (size := chunk(graph, node, target)) is not None]
-    size = min(wanted or [chunk_of(t, axes, parallelism(t, axes), target) for t in (n.inputs[0] for n in nodes)])
-    if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in axes)):
+    along = axes_of_parts(graph, x, axes)
+    size = min(wanted or [chunk_of(graph, n.inputs[0], along, target) for n in nodes])
+    if not wanted and (whole.blocks >= MANY * target.sms or size >= prod(x.shape[d] for d in along)):
         return {}
     cycles = _estimates(whole, any(_returns(graph, n, n.inputs[0]) for n in nodes), target)
     if any(_turns(graph, n, n.inputs[0]) for n in nodes):
@@ -102,8 +104,7 @@ def _weighed(graph: Graph, nodes: Sequence[Node], options: Options) -> dict[Node
 def _estimates(whole: Parallelism, again: bool, target: Target) -> dict[str, float]:
     """Returns the cycles of kernels that reduce rows, whole or in parts, and read them ``again`` for another result."""
     looks, more = (LOOKS, 2) if again else (1, 1)
-    moved = looks * whole.blocks * whole.bytes_each / target.bytes_per_cycle
-    at_once = whole.cycles(target, looks) if whole.across else moved / min(1.0, whole.blocks / target.sms)
+    at_once = whole.cycles(target, looks) + (whole.cycles_written(target) if again else 0.0)
     return {WHOLE: target.launch_cycles + at_once, PARTS: target.launch_cycles + whole.cycles_apart(target, more)}
 
 
@@ -113,7 +114,8 @@ def _turned(whole: Parallelism, x: Tensor, target: Target) -> float:
     Its warps read whole sectors, of neighbouring rows, and write as many elements of each row as lanes are left.
     """
     beside = max(1, 32 * x.dtype.itemsize // SECTOR_BYTES)
-    return _estimates(whole, True, target)[WHOLE] + most(x.size) / beside / (PARTS_WRITTEN * target.sms)
+    written = most(x.size) / beside / (PARTS_WRITTEN * target.sms)
+    return target.launch_cycles + whole.cycles(target, LOOKS) + written
 
 
 def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
@@ -125,9 +127,7 @@ def split(graph: Graph, chunks: Mapping[Node, Split]) -> Rewritten:
     for node in graph.nodes:
         mean = mean_of_variance(graph, node)
         if mean is not None and chunks.get(mean) is not None and chunks.get(mean) == chunks.get(node):
-            size = chunks[node].size
-            assert size is not None
-            writer.variance(node, new[mean.inputs[0]], new[mean.output], rewrite.result(node.output), size)
+            writer.variance(node, new[mean.inputs[0]], new[mean.output], rewrite.result(node.output), chunks[node])
         elif node in chunks:
             how = chunks[node]
             how = how if how.x is None else how._replace(x=new[how.x])
@@ -175,26 +175,28 @@ def chunk(graph: Graph, node: Node, target: Target) -> int | None:
         short = _turned(whole, x, target) <= _estimates(whole, True, target)[PARTS]
     elif returns(graph, node, target):
         return None
-    elif not whole.across:
+    elif not whole.across and whole.moved <= 1:
         short = whole.blocks >= BUSY * target.sms or whole.bytes_each <= SHORT_BYTES
     elif _returns(graph, node, x):
         short = keeps_whole(whole, target)
     else:
-        short = whole.blocks >= BUSY * target.sms or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
+        many = whole.across and whole.blocks >= BUSY * target.sms
+        short = many or whole.cycles(target, 1) <= AS_LONG * whole.cycles_apart(target, 1)
     if short:
         return None
-    size = chunk_of(x, axes, whole, target)
-    return size if size < prod(x.shape[d] for d in axes) else None
+    along = axes_of_parts(graph, x, axes)
+    size = chunk_of(graph, x, along, target)
+    return size if size < prod(x.shape[d] for d in along) else None
 
 
-def chunk_of(x: Tensor, axes: tuple[int, ...], whole: Parallelism, target: Target) -> int:
-    """Returns the elements of a part: a power of two, so that parts begin where memory is aligned.
+def chunk_of(graph: Graph, x: Tensor, axes: tuple[int, ...], target: Target) -> int:
+    """Returns the elements of a part along axes: a power of two, so that parts begin where memory is aligned.
 
     Where sizes vary, it is that for the largest.
     """
     length, total = most(prod(x.shape[d] for d in axes)), most(x.size) * x.dtype.itemsize
     wanted = min(max(total // (BLOCKS * target.sms), LEAST_PART_BYTES), PART_BYTES)
-    step = x.dtype.itemsize if not whole.across else min(total // length, SIDE_BYTES)
+    step = x.dtype.itemsize if not parallelism_of(graph, x, axes).across else min(total // length, SIDE_BYTES)
     least = max(wanted // step, -(-length // MOST_PARTS))
     return 1 << (least - 1).bit_length()
 
@@ -235,7 +237,8 @@ def _turns(graph: Graph, node: Node, x: Tensor) -> bool:
                 yield turned_back(n, n.output.strides) or tensor.strides
 
     alike = [t for n in followers(graph, node) for t in n.outputs if t.shape == x.shape]
-    return most(x.size) > 1 and any(nearest(s) != nearest(x.strides) for t in alike for s in left(t))
+    read = read_for(graph, x).strides
+    return most(x.size) > 1 and any(nearest(s) != nearest(read) for t in alike for s in left(t))
 
 
 def candidates(graph: Graph, name: str, options: Options) -> list[Node]:
@@ -281,7 +284,9 @@ def mean_of_variance(graph: Graph, node: Node) -> Node | None:
     mean = made_by(centred.inputs[1], Role.REDUCE) if centred is not None else None
     if centred is None or mean is None or mean.attributes["mode"] != AVERAGE.name:
         return None
+    axes = node.attributes["axes"]
     alike = all(mean.attributes[key] == node.attributes[key] for key in ("axes", "keepdims"))
+    alike = alike and (node.attributes["keepdims"] or axes == tuple(range(len(axes))))
     whole = mean.inputs[0] is centred.inputs[0] and centred.output.shape == centred.inputs[0].shape
     return mean if alike and whole else None
 
@@ -296,34 +301,24 @@ class _Writer:
 
     def split(self, node: Node, x: Tensor, result: Tensor, cut: Split) -> None:
         """Adds a reduction of any mode, by parts along some of its axes."""
-        (axes, size, joined), mode, keepdims = cut, mode_of(node), node.attributes["keepdims"]
-        first, second, after = mode.part.name, mode.combiner.name, mode.after
+        (axes, size, joined), mode = cut, mode_of(node)
+        first, along = mode.part.name, node.attributes["axes"]
         if joined is not None:
             assert size is not None
-            parts = self._reduced(node, joined, first, axes, size, keepdims=False)
-            self._combine(node, x, result, parts, {"mode": second, "axes": (0,), "keepdims": keepdims}, after)
-            return
-        rest = tuple(d for d in node.attributes["axes"] if d not in axes)
-        if size is None:
+            parts, along = self._reduced(node, joined, first, axes, size, keepdims=False), axes[:1]
+        elif size is None:
             dtype = None if mode.selects else self._accumulator(node)
             how = {**TABLE["reduction"].attributes, "mode": first, "axes": axes, "dtype": dtype}
             parts = self._add(node, "parts", TABLE["reduction"], x, **how)
-            combine = {"mode": second, "axes": node.attributes["axes"], "keepdims": keepdims}
-            self._combine(node, x, result, parts, combine, after)
-            return
-        parts = self._reduced(node, x, first, axes, size, keepdims=keepdims)
-        left = (1 + d - sum(axis < d for axis in axes) for d in rest)
-        combine = {"mode": second, "axes": (0, *left), "keepdims": False}
-        if rest and keepdims:  # axis 0 goes, the others stay: one after the other
-            parts = self._add(node, "part", TABLE["reduction"], parts, **{**combine, "axes": (0,)}, dtype=parts.dtype)
-            combine = {"mode": second, "axes": rest, "keepdims": True}
-        self._combine(node, x, result, parts, combine, after)
+        else:
+            parts = self._reduced(node, x, first, axes, size)
+        self._combine(node, x, result, parts, along)
 
-    def _combine(
-        self, node: Node, x: Tensor, result: Tensor, parts: Tensor, combine: dict[str, Any], after: After | None
-    ) -> None:
-        """Adds the result of a reduction, from its parts."""
-        if after is None:
+    def _combine(self, node: Node, x: Tensor, result: Tensor, parts: Tensor, axes: tuple[int, ...]) -> None:
+        """Adds the result of a reduction, from its parts, which are combined along ``axes``."""
+        mode = mode_of(node)
+        combine = {"mode": mode.combiner.name, "axes": axes, "keepdims": node.attributes["keepdims"]}
+        if (after := mode.after) is None:
             how = {**TABLE["reduction"].attributes, **combine, "dtype": result.dtype}
             self._graph.add_node(Node(TABLE["reduction"], (parts,), how, result))
             return
@@ -334,43 +329,48 @@ class _Writer:
             operands.append(self._graph.constant(count, dtype=parts.dtype))
         self._graph.add_node(Node(op, tuple(operands), {}, result))
 
-    def variance(self, node: Node, x: Tensor, mean: Tensor, result: Tensor, size: int) -> None:
+    def variance(self, node: Node, x: Tensor, mean: Tensor, result: Tensor, cut: Split) -> None:
         """Adds the variance about a mean, for which x need not be read again.
 
         It is made of the squared deviations from the mean of each part, and of those means from the mean of all.
         """
-        axes, keepdims = node.attributes["axes"], node.attributes["keepdims"]
-        sums = self._reduced(node, x, "add", axes, size, keepdims=keepdims)
-        own = self._reduced(node, x, "squared_deviation", axes, size, keepdims=keepdims)
-        count = self._counts(node, sums, prod(x.shape[d] for d in axes), size)
+        axes, size, _ = cut
+        assert size is not None
+        sums = self._reduced(node, x, "add", axes, size)
+        own = self._reduced(node, x, "squared_deviation", axes, size)
+        count = self._counts(node, sums, axes[0], prod(x.shape[d] for d in axes), size)
         means = self._add(node, "part means", TABLE["div"], sums, count)
         apart = self._add(node, "apart", TABLE["sub"], means, mean)
         between = self._add(
             node, "between", TABLE["mul"], self._add(node, "apart 2", TABLE["mul"], apart, apart), count
         )
         both = self._add(node, "deviations", TABLE["add"], own, between)
-        combine = {"mode": "add", "axes": (0,), "keepdims": False}
-        self._combine(node, x, result, both, combine, mode_of(node).after)
+        self._combine(node, x, result, both, node.attributes["axes"])
 
-    def _counts(self, node: Node, parts: Tensor, length: int, size: int) -> Tensor:
-        """Returns how many elements each part has: all as many, but the last."""
+    def _counts(self, node: Node, parts: Tensor, axis: int, length: int, size: int) -> Tensor:
+        """Returns how many elements each part along an axis has: all as many, but the last."""
         if length % size == 0:
             return self._graph.constant(float(size), dtype=parts.dtype)
         if isinstance(length, Size):
-            begin = self._add(node, "part", TABLE["gen_index"], parts, axis=0) * size
+            begin = self._add(node, "part", TABLE["gen_index"], parts, axis=axis) * size
             left = self._graph.min(self._graph.constant(length, dtype=begin.dtype) - begin, size)
             return self._add(node, "count", TABLE["identity"], left, dtype=parts.dtype)
-        counts = np.full((parts.shape[0], *(1 for _ in parts.shape[1:])), float(size))
+        counts = np.full(parts.shape[axis], float(size))
         counts[-1] = length - (len(counts) - 1) * size
-        return self._graph.constant(counts, dtype=parts.dtype)
+        shape = [n if d == axis else 1 for d, n in enumerate(parts.shape)]
+        return self._graph.constant(counts.reshape(shape), dtype=parts.dtype)
 
-    def _reduced(self, node: Node, x: Tensor, mode: str, axes: tuple[int, ...], size: int, *, keepdims: bool) -> Tensor:
-        """Returns the parts of a reduction; those of another one if they are the same."""
+    def _reduced(
+        self, node: Node, x: Tensor, mode: str, axes: tuple[int, ...], size: int, *, keepdims: bool = True
+    ) -> Tensor:
+        """Returns the parts of a reduction, one behind the other; those of another one if they are the same."""
         key = (x, mode, axes, keepdims, size)
         if key not in self._parts:
             dtype = self._accumulator(node)
             how = {"mode": mode, "axes": axes, "chunk": size, "keepdims": keepdims, "dtype": dtype}
-            self._parts[key] = self._add(node, "parts", PARTIAL, x, **how)
+            parts = self._parts[key] = self._add(node, "parts", PARTIAL, x, **how)
+            others = (d for d in range(parts.rank) if d != axes[0])
+            parts.strides = packed_strides(parts.shape, (axes[0], *others))
         return self._parts[key]
 
     def _accumulator(self, node: Node) -> DType:

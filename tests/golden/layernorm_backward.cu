@@ -13,8 +13,8 @@
 //     dx along = sub(dx g, dx across)
 //     dx inner = sub(dx along, dx g mean)
 //     dx value = mul(dx inner, inverse)
-//     dx dscale parts = reduction_partial(dx product, axes=(0,), chunk=125, keepdims=False, dtype=float32)
-//     dx dbias parts = reduction_partial(dx in, axes=(0,), chunk=125, keepdims=False, dtype=float32)
+//     dx dscale parts = reduction_partial(dx product, axes=(0,), chunk=125, dtype=float32)
+//     dx dbias parts = reduction_partial(dx in, axes=(0,), chunk=125, dtype=float32)
 //     dx = narrow(dx value, dtype=bfloat16)
 // 16384 rows of 4096 elements, kept in registers; 256 threads a row
 // A block walks 125 rows, 132 apart, combining their columns meanwhile, 2 side by side, 4 of them on their way.
