@@ -309,8 +309,7 @@ def test_threads_read_few_weights_one_by_one(length: int) -> None:
     g = fg.Graph("layer norm")
     x, scale, bias = g.tensor("x", (832, length)), g.tensor("scale", (1, length)), g.tensor("bias", (1, length))
     g.output(g.layernorm(x, scale, bias, axes=(1,)), name="y")
-    assert lanes(g) >= 512
-    assert lanes(softmax_of((832, length), 1)) < 512
+    assert lanes(g) > lanes(softmax_of((832, length), 1))
 
 
 @pytest.mark.slow

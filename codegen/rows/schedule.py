@@ -42,7 +42,7 @@ FLIGHT_BYTES, BEGINNING_BYTES = 64 * 1024, 192 * 1024
 BEGIN_US = 0.08
 #: Accesses of a thread to what all rows share (a norm's weights) that are in flight together, and the cycles that each
 #: further one takes: such a thread has no registers left to read ahead.
-WEIGHTS_IN_FLIGHT, WEIGHT_WAIT = 32, 200.0
+WEIGHTS_IN_FLIGHT, WEIGHT_WAIT = 40, 200.0
 #: Across rows: the fewest neighbouring rows that are worth it, and the most rows of a thread.
 LEAST_SIDE, MOST_ROWS = 8, 8
 #: Bytes that neighbouring threads should read together, and the fewest that do not waste memory bandwidth.

@@ -111,9 +111,10 @@ def _estimates(whole: Parallelism, again: bool, target: Target) -> dict[str, flo
 def _turned(whole: Parallelism, x: Tensor, target: Target) -> float:
     """Returns the cycles of a kernel that reduces rows and writes a result as large that lies otherwise.
 
-    Its warps read whole sectors, of neighbouring rows, and write as many elements of each row as lanes are left.
+    Its warps read whole sectors: of neighbouring rows, of each of which they write as many elements as lanes are left,
+    or along a row, whose elements they write one by one.
     """
-    beside = max(1, 32 * x.dtype.itemsize // SECTOR_BYTES)
+    beside = max(1, 32 * x.dtype.itemsize // SECTOR_BYTES) if whole.across else 1
     written = most(x.size) / beside / (PARTS_WRITTEN * target.sms)
     return target.launch_cycles + whole.cycles(target, LOOKS) + written
 
