@@ -407,6 +407,8 @@ def _sized(program: Program, shape: tuple[int, ...], schedule: TilesSchedule, ta
             rows = -(-height // -(-height // rows) // step) * step
         return replace(schedule, outer=outer, rows=rows, cols=cols)
 
+    if width * min(sizes) < LINE:  # such rows take many accesses of few lanes: blocks that begin apart hide their waits
+        area //= 2
     made = cut(1 << area.bit_length() - 1)
     while area > 1 and _blocks(shape, made) < ENOUGH_TILES * target.sms:
         area //= 2
