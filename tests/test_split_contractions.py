@@ -15,7 +15,7 @@ from codegen.contraction.wgmma_layout import WgmmaSchedule
 from codegen.target import target
 from fusegraph.engines.cpu import CpuExecutable
 from fusegraph.graph import Graph, Node
-from fusegraph.ops.parts import PARTS
+from fusegraph.ops.parts import PARTS, part_length
 from fusegraph.passes import filter_gradients, split_contractions
 from fusegraph.passes.split_contractions import best_cut
 from fusegraph.plan import plan
@@ -142,6 +142,26 @@ def test_more_shapes_and_types(in_parts):
     check_cases([*(Case(g, check=two_kernels) for g in cases), *map(hopper, on_tensor_cores)], guard=True)
 
 
+def test_last_parts_have_less(in_parts):
+    """A prime number of products, in parts of whole stages: the last one has 5, or all that there are."""
+    in_parts(3)
+    cases = [product(5, 6, 133), product(5, 6, 133, "bfloat16", (2,)), product(9, 7, 133, "float16", turned=True)]
+    cases += [product(5, 6, 131, "float64"), product(5, 6, 149, "int8")]
+    nothing = [Case(product(5, 6, 67), check=two_kernels), Case(product(4, 40, 61, "bfloat16"), arch="sm_90a")]
+    check_cases([*(Case(g, check=two_kernels) for g in cases), *nothing], guard=True)
+
+
+@pytest.mark.parametrize("size", [7901, 65537, 2913, 4000, 127])
+def test_counts_of_parts(size):
+    graph = product(4, 16, size, "bfloat16")
+    (node,) = (n for n in graph.nodes if n.op in PARTS)
+    cut = split_contractions._cut(node, fg.bfloat16, graph, target("h200"))
+    for count in cut.counts if cut is not None else ():
+        length = part_length(size, count)
+        assert (count - 1) * length < size <= count * length
+    assert size < 256 or (cut is not None and min(abs(n - 16) for n in cut.counts) <= 8)
+
+
 def test_reference():
     rng = np.random.default_rng(1)
     made = product(3, 4, 12), forward((2, 6, 5, 5), 3), backward((6, 2, 5, 5), 3), transposed((2, 6, 5, 5), 3, stride=2)
@@ -152,6 +172,11 @@ def test_reference():
         parts = PARTS[node.op].reference(x, y, parts=3, **node.attributes)
         assert parts.shape == (3, *whole.shape)
         np.testing.assert_allclose(parts.sum(0), whole)
+    x, y = rng.standard_normal((2, 133)), rng.standard_normal((133, 3))
+    matmul = next(op for op in PARTS if op.name == "matmul")
+    parts = PARTS[matmul].reference(x, y, parts=3, **matmul.attributes)
+    np.testing.assert_allclose(parts[2], x[:, 128:] @ y[128:])
+    np.testing.assert_allclose(parts.sum(0), x @ y)
 
 
 def split_of(graph: Graph) -> int:
@@ -171,7 +196,6 @@ def test_what_is_split(dtype):
     for graph in (
         product(4096, 4096, 4096, dtype),  # enough tiles
         product(64, 64, 256, dtype),  # too short
-        product(64, 64, 65537, dtype),  # a prime number of products
         backward((2, 8, 6, 6), 8, dtype),
         forward((64, 64, 112, 112), 64, dtype, stride=2),
     ):

@@ -27,6 +27,7 @@ from fusegraph.lowering.rows import RowsBuilder
 from fusegraph.lowering.views import strides_over
 from fusegraph.ops.base import Kind, Role
 from fusegraph.ops.contraction import FAST_FP8, TF32
+from fusegraph.ops.parts import part_length
 
 #: What is chosen: products that share operand A, and whose results meet, are one kernel.
 NAME = "products of one operand"
@@ -243,7 +244,9 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
         return whole
     count = anchor.attributes["parts"]
     size, *others = whole.inner
-    each = size // count
+    each = part_length(size, count)
+    ragged = size % count != 0
+    rest = Limit((each, *(0 for _ in whole.batch)), (), (1, *(0 for _ in others)), 0, size)  # the last part has less
 
     def limited(limits: Iterable[Limit]) -> tuple[Limit, ...]:
         return tuple(replace(x, batch=(each * x.inner[0] if x.inner else 0, *x.batch)) for x in limits)
@@ -264,7 +267,7 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
         gathered(whole.a),
         gathered(whole.b),
         strides,
-        limited(whole.terms),
+        (*limited(whole.terms), *([rest] if ragged else [])),
         limited(whole.results),
     )
 

@@ -2,7 +2,8 @@
 which is a result.
 
 The dimension that is summed up (the operands' common one, channels, filters, images) is cut into ``parts`` of equal
-size, each of which is summed up by itself: (parts, *shape), in the dtype of the accumulator.  They are not in the op
+size, each of which is summed up by itself: (parts, *shape), in the dtype of the accumulator.  Of a matrix product the
+last part may have less (`part_length`).  They are not in the op
 table: users write contractions, `passes.split_contractions` writes these.  A kernel may cut filters' gradients
 elsewhere, so that its tiles are whole: only what all parts make together may depend on them.
 
@@ -21,12 +22,24 @@ import numpy as np
 
 from fusegraph.ops.base import REQUIRED, TABLE, Array, Attributes, Op, TensorType, Types
 
+#: Terms of a stage of the tensor-core kernels.
+STAGE = 64
+
+
+def part_length(size: int, parts: int) -> int:
+    """Returns the terms of every part of a sum of so many but the last, which has what is left: in whole stages of the
+    kernels unless all have as many.
+    """
+    return size // parts if size % parts == 0 else -(-size // (parts * STAGE)) * STAGE
+
 
 def _in_parts(base: Op, *axes: int) -> Op:
     """Returns an op with its operands cut along these axes."""
 
     def reference(first: Array, second: Array, parts: int, **attributes: Any) -> Array:
-        pieces = zip(np.split(first, parts, axes[0]), np.split(second, parts, axes[1]))
+        size = first.shape[axes[0]]
+        ends = [part_length(size, parts) * n for n in range(1, parts)]
+        pieces = zip(np.split(first, ends, axes[0]), np.split(second, ends, axes[1]))
         return np.stack([np.asarray(base.reference(a, b, **attributes)) for a, b in pieces])
 
     return _op(base, f"{base.name}_parts", ("parts",), reference)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import log2, prod
 from typing import Any
 
-from codegen.sizes import aligned
+from codegen.sizes import aligned, varies
 from codegen.target import Target
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
@@ -23,7 +23,7 @@ from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops import TABLE
 from fusegraph.ops.base import Op, Role
 from fusegraph.ops.evaluate import compute_dtype
-from fusegraph.ops.parts import PARTS
+from fusegraph.ops.parts import PARTS, STAGE, part_length
 from fusegraph.passes.estimates import alone, cycles
 from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, remove_dead, replaced_where_chosen
 from fusegraph.passes.split_products import meet
@@ -35,9 +35,6 @@ STREAMED, START = 0.804375, 2
 #: How much faster it must be estimated to be in parts, and the launches that it must save at least.
 MARGIN, LEAST_SAVED = 1.1, 2
 MOST_PARTS = 256
-#: Products of a stage of the tensor-core kernels: parts are whole stages if the sum is, else they begin where as many
-#: bytes are aligned.
-STAGE = 64
 #: Up to so many products are added up in about the time that adding up parts takes.
 SHORT = 256
 #: The side of a tile; so many rounds of tiles keep multiprocessors busy.
@@ -46,18 +43,30 @@ SIDE, ROUNDS = 128, 4
 
 @dataclass(frozen=True)
 class _Cut:
-    """The dimension that can be cut: ``size`` steps of ``each`` products; parts have multiples of ``unit`` products."""
+    """The dimension that can be cut: ``size`` steps of ``each`` products; parts have multiples of ``unit`` products.
+
+    Parts are whole stages of the tensor-core kernels if the sum is, else they begin where as many bytes are aligned.
+    With ``ragged``, the last part may have less than the others.
+    """
 
     size: int
     each: int
     unit: int
+    ragged: bool = False
 
     @property
     def counts(self) -> list[int]:
-        """The numbers of parts that there can be."""
+        """The numbers of parts that there can be; of equal parts, as far as there are such of about as many terms."""
         most = min(self.size, MOST_PARTS)
-        fitting = (n for n in range(2, most + 1) if self.size % n == 0)
-        return [n for n in fitting if self.size // n * self.each % self.unit == 0]
+        fitting = [n for n in range(2, most + 1) if self.size % n == 0]
+        found = [n for n in fitting if self.size // n * self.each % self.unit == 0]
+        for exponent in range(2, MOST_PARTS.bit_length() if self.ragged else 0):
+            length = part_length(self.size, 1 << exponent)
+            count = -(-self.size // length)
+            alike = any(3 * count <= 4 * n <= 6 * count for n in found)
+            if 1 < count <= most and part_length(self.size, count) == length and not alike:
+                found.append(count)
+        return sorted(found)
 
 
 def split_contractions(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
@@ -179,7 +188,7 @@ def _cut(node: Node, common: DType, graph: Graph, target: Target) -> _Cut | None
     stage = STAGE if _tensor_cores(node, common, graph) else 1
     if node.op.role is Role.MATMUL:
         rows = prod(shape[:-1]) if second.rank == 2 else shape[-2]
-        cols, cut = shape[-1], _Cut(first.shape[-1], 1, aligned(stage, first.shape[-1]))
+        cols, cut = shape[-1], _Cut(first.shape[-1], 1, aligned(stage, first.shape[-1]), not varies(first.shape[-1]))
     elif node.op.role is Role.WGRAD:
         cut = _Cut(first.shape[0], prod(second.shape[2:]), 1)  # the forms say which parts they take
         rows, cols = prod(shape[1:]), shape[0] // node.attributes["groups"]
