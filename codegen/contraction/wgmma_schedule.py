@@ -314,8 +314,8 @@ FILL_OTHER_REGISTERS, FILL_OPERAND_REGISTERS = 16, 12
 #: threads write results, chunks and columns take longer than where TMA copies them out; where warps carry rows that
 #: begin anywhere, longer still; more so with operands that they fetch the same way.  Fits to 1,000 schedules.
 EPILOGUE, EPILOGUE_CHUNK, EPILOGUE_OPERAND = 700.0, 200.0, 40.0
-WRITTEN_CHUNK, WRITTEN_OPERAND = 600.0, 100.0
-CARRIED, CARRIED_CHUNK, CARRIED_OPERAND, FETCHED_CHUNK, FETCHED_OPERAND = 1500.0, 1200.0, 130.0, 2000.0, 180.0
+WRITTEN_CHUNK, WRITTEN_OPERAND = 400.0, 65.0
+CARRIED, CARRIED_CHUNK, CARRIED_OPERAND, FETCHED_CHUNK, FETCHED_OPERAND = 1000.0, 800.0, 85.0, 2000.0, 180.0
 #: Cycles that adding up takes in a cluster, and for each of its blocks; bytes of sums that it exchanges in a cycle.
 EXCHANGE, EXCHANGE_BLOCK, EXCHANGE_RATE = 1500.0, 200.0, 20.0
 
