@@ -16,7 +16,7 @@ from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
 from codegen.iteration import collapse
 from codegen.records import changed, once
-from codegen.sizes import dividing
+from codegen.sizes import aligned, dividing
 from codegen.spec import ContractionSpec, Gather, Limit
 from codegen.target import Target
 
@@ -27,6 +27,7 @@ PERIOD = 8  # rows after which the swizzle of a tile repeats
 #: 23 as loads of rows of 1001 elements of 16 bits, but 10 as loads of positions of images with channels first; copies
 #: along the reduction take 8, all measured.
 LINE_BYTES, SCATTERED, WORD, WORD_ALONG, LOADED = 128, 64.0, 100.0, 25.0, 40.0
+SECTOR = 32  # bytes that memory moves at least
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction
 
 
@@ -189,6 +190,19 @@ class TilePath:
         along = self.along_k and self.threads_along_k
         step = abs((self.gather.inner if along else self.gather.outer)[-1])
         return step * (self.piece if along else 1) * self.gather.operand.dtype.itemsize if step > 1 else 0
+
+    @once
+    def beside(self) -> int:
+        """The bytes that sectors of memory have beside a run of a tile, on average: runs of a matrix begin anywhere that
+        its rows do.
+        """
+        lying, other = (
+            (self.gather.inner, self.gather.outer) if self.along_k else (self.gather.outer, self.gather.inner)
+        )
+        if len(self.inner) > 1 or lying[-1:] != (1,) or self.gather.program is not None:
+            return 0
+        size = self.gather.operand.dtype.itemsize
+        return SECTOR - aligned(SECTOR, *(step * size for step in (*self.gather.batch, *lying[:-1], *other) if step))
 
     def pieces_of_row(self, size: int, inner: int) -> int:
         """Returns how many pieces a row of a tile has: of ``size`` rows or columns and ``inner`` terms of a sum."""

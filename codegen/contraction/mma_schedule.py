@@ -107,8 +107,9 @@ BETWEEN_LOADS = 15.0
 FEW_WARPS = {1: 2.0, 2: 1.5, 4: 1.2}
 #: Cycles of a tile before and after its reduction, and bytes of its results in a cycle.
 OVERHEAD, BEGIN, EPILOGUE_RATE = 380.0, 175.0, 20.0
-#: More cycles for a result where they are written one by one.
-SINGLE, WARP_TILE = 0.2, 64
+#: More cycles for a result where they are written one by one; and where operands are read so, of the largest tile and
+#: of any: few blocks hide the waits of so many reads.
+SINGLE, SINGLE_OPERAND, SINGLE_OF_TILE, WARP_TILE = 0.2, 0.1, 0.85 / (128 * 128), 64
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
 #: has a computed operand.
 WINDOWS, ACROSS, COMPUTED = 1.6, 2.8, 2.2
@@ -318,21 +319,32 @@ def _busy(parts: TilePaths, s: MmaSchedule, target: Target) -> float:
     multiply = s.tile_m * cols * s.tile_k * itemsize / (16 * 8 * 32) * 1.6
     # What lanes round to tf32 on the way to the products.
     rounded = 0 if parts.a.words or parts.a.gather.operand.dtype.name != "float32" else ROUND * _fragments(parts, s)
-    work = [products, shared, filled / (L2_SHARE * target.l2_rate), (pieces + 32 * multiply + rounded) / ISSUE]
+    moved = filled + sum(
+        (size if way.along_k else s.tile_k) * way.beside for way, size in ((parts.a, s.tile_m), (parts.b, cols))
+    )
+    work = [products, shared, moved / (L2_SHARE * target.l2_rate), (pieces + 32 * multiply + rounded) / ISSUE]
     return max(work) + 0.1 * (sum(work) - max(work))
 
 
 def _leaving(spec: ContractionSpec, s: MmaSchedule) -> float:
     """Returns the cycles in which the results of a tile leave."""
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
-    each = size * len(spec.program.operands) / EPILOGUE_RATE + (SINGLE if _one_by_one(spec) else 0.0)
-    return s.tile_m * s.tile_n * each
+    each, tile = size * len(spec.program.operands) / EPILOGUE_RATE, s.tile_m * s.tile_n
+    if _one_by_one(spec):
+        each += SINGLE + (SINGLE_OPERAND + SINGLE_OF_TILE * tile) * _differing(spec)
+    return tile * each
 
 
 @lru_cache(64)
 def _one_by_one(spec: ContractionSpec) -> bool:
     """Tells whether results are written one by one: there are no aligned neighbours."""
     return bool(spec.program.stores) and staging(space(spec), WARP_TILE, WARP_TILE, spec.products).run == 1
+
+
+def _differing(spec: ContractionSpec) -> int:
+    """Returns how many operands of the program differ along rows and along columns of the results."""
+    first, last = len(spec.batch), len(spec.space) - len(spec.n)
+    return sum(any(op.strides[first:last]) and any(op.strides[last:]) for op in spec.program.loads)
 
 
 def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:
