@@ -193,12 +193,10 @@ class TilePath:
 
     @once
     def beside(self) -> int:
-        """The bytes that sectors of memory have beside a run of a tile, on average: runs of a matrix begin anywhere that
-        its rows do.
-        """
-        lying, other = (
-            (self.gather.inner, self.gather.outer) if self.along_k else (self.gather.outer, self.gather.inner)
-        )
+        """The bytes of sectors beside a run of a tile, on average: one of a matrix begins wherever its rows do."""
+        lying, other = self.gather.inner, self.gather.outer
+        if not self.along_k:
+            lying, other = other, lying
         if len(self.inner) > 1 or lying[-1:] != (1,) or self.gather.program is not None:
             return 0
         size = self.gather.operand.dtype.itemsize

@@ -110,6 +110,8 @@ OVERHEAD, BEGIN, EPILOGUE_RATE = 380.0, 175.0, 20.0
 #: More cycles for a result where they are written one by one; and where operands are read so, of the largest tile and
 #: of any: few blocks hide the waits of so many reads.
 SINGLE, SINGLE_OPERAND, SINGLE_OF_TILE, WARP_TILE = 0.2, 0.1, 0.85 / (128 * 128), 64
+#: And for an operand that lies across the results: each lane reads a sector of its own.
+CROSSING = 0.85
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
 #: has a computed operand.
 WINDOWS, ACROSS, COMPUTED = 1.6, 2.8, 2.2
@@ -332,7 +334,7 @@ def _leaving(spec: ContractionSpec, s: MmaSchedule) -> float:
     each, tile = size * len(spec.program.operands) / EPILOGUE_RATE, s.tile_m * s.tile_n
     if _one_by_one(spec):
         each += SINGLE + (SINGLE_OPERAND + SINGLE_OF_TILE * tile) * _differing(spec)
-    return tile * each
+    return tile * (each + CROSSING * _crossing(spec))
 
 
 @lru_cache(64)
@@ -345,6 +347,16 @@ def _differing(spec: ContractionSpec) -> int:
     """Returns how many operands of the program differ along rows and along columns of the results."""
     first, last = len(spec.batch), len(spec.space) - len(spec.n)
     return sum(any(op.strides[first:last]) and any(op.strides[last:]) for op in spec.program.loads)
+
+
+@lru_cache(64)
+def _crossing(spec: ContractionSpec) -> int:
+    """Returns how many operands of the program have no neighbours where the results have."""
+    if not spec.program.stores:
+        return 0
+    at = space(spec)
+    along = len(at.shape) - (1 if staging(at, WARP_TILE, WARP_TILE, spec.products).by_rows else 1 + len(at.cols))
+    return sum(op.strides[along] not in (0, 1) for op in at.program.loads) if at.shape[along] > 1 else 0
 
 
 def _slower(spec: ContractionSpec, parts: TilePaths) -> tuple[float, ...]:

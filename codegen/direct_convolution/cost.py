@@ -77,7 +77,7 @@ def finishing(spec: DirectConvolutionSpec) -> float:
 
 
 def partial(spec: DirectConvolutionSpec, digits: Sequence[Digit], count: int, along: int, whole: bool = True) -> float:
-    """Returns the cycles of all multiprocessors for the sectors that the program's accesses use in part.
+    """Returns the cycles of all multiprocessors for the sectors of the program's accesses beyond those of their bytes.
 
     ``digits`` are a block's threads, neighbours first; a thread has ``count`` results along a dimension, together in
     accesses as wide as possible if they are ``whole``.
@@ -90,9 +90,8 @@ def partial(spec: DirectConvolutionSpec, digits: Sequence[Digit], count: int, al
     ):
         wide = count if whole and one_access(op, spec.space, count, along) else 1
         width = min(16, wide * op.dtype.itemsize)
-        touched = sectors(_steps(op, digits), width)
-        if touched * SECTOR > 32 * width:
-            found += each * results * op.dtype.itemsize / width / 32 * touched
+        beyond = sectors(_steps(op, digits), width) - 32 * width / SECTOR
+        found += each * results * op.dtype.itemsize / width / 32 * max(0.0, beyond)
     return found
 
 
