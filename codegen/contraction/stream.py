@@ -7,6 +7,7 @@ memory.  The warps of a block may share the reduction; they add up their sums in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import gcd, prod
 
 from codegen.buffers import VECTORS, Edge, every, where
@@ -19,6 +20,10 @@ from codegen.kernel import Kernel, locate
 from codegen.prologue import Prologue, Source
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
+
+#: How arrays are called of what comes while what is in the others is multiplied.  Of reads just in front of their use
+#: the compiler has few on their way.
+AHEAD = "_ahead"
 
 
 def render(spec: ContractionSpec, schedule: StreamSchedule) -> KernelSource:
@@ -122,12 +127,27 @@ class _Renderer:
         step = s.terms * s.split
         w.line(f"{c} sum[{s.rows}][{s.vector}] = {{}};")
         begin = linear([(f"warp % {s.split}", s.terms)]) if s.split > 1 else "0"
-        once = s.split == 1 and most(depth.tiles) <= 1
-        if once:
+        if s.split == 1 and most(depth.tiles) <= 1:
             w.line(f"constexpr {self.t} k0 = 0;")
-        with w.block(f"for ({self.t} k0 = {begin}; k0 < {depth.padded}; k0 += {step})", when=not once):
-            for source in self.large.sources:
-                self._fetch(source)
+            self._declare()
+            self._fetch("k0", "")
+            self._terms(depth)
+            return
+        self._declare(AHEAD)
+        with w.block(f"const auto fetch = [&]({self.t} first)", "};"):
+            self._fetch("first", AHEAD)
+        w.line(f"if ({begin} < {depth.padded}) fetch({begin});")
+        with w.block(f"for ({self.t} k0 = {begin}; k0 < {depth.padded}; k0 += {step})"):
+            self._declare()
+            for source, _, each in self._vectors():
+                w.unrolled_line(f"for (int u = 0; u < {each}; ++u) {source.next}[u] = {source.next}{AHEAD}[u];")
+            w.line(f"if (k0 + {step} < {depth.padded}) fetch(k0 + {step});  // on its way while these are multiplied")
+            self._terms(depth)
+
+    def _terms(self, depth: Edge) -> None:
+        """Writes the products of the terms that a thread has read."""
+        w, s, c = self.w, self.s, self.spec.accumulate
+        with w.scope():
             u = w.each("u", s.terms)
             w.line(f"const {self.t} k = {linear([('k0', 1), (u, 1)])};")
             self._few()
@@ -150,23 +170,30 @@ class _Renderer:
             w.line(f"const auto chunk = load_shared<{chunk}>(&shared.few[k][{linear([(n, chunk)])}]);")
             w.each_element(chunk, f"few[{linear([(n, chunk), ('e', 1)])}] = chunk[e];")
 
-    def _fetch(self, source: Source) -> None:
-        """Writes the reads of what a thread needs next of a source: vectors of rows, or of terms."""
-        w, s = self.w, self.s
-        if not source.pointer:
-            return
-        place = self.large.place(source)
-        step = place.outer[-1]
-        count = self.run if self.run > 1 else s.vector if step == 1 else 1
-        depth = Edge(self.streams.depth, s.terms)
-        each = s.terms // self.run
-        w.line(f"Vector<{source.ctype}, {count}> {source.next}[{each}];")
-        with w.scope():
-            u = w.each("u", each)
-            k = linear([("k0", 1), (u, self.run)])
-            kept = every(depth.inside(k), "inside" if self.columns.ragged else "")
-            text = f"load<{count}>({source.pointer} + {self._at(self.large, source, k)})"
-            w.line(f"{source.next}[{u}] = {where(kept, text, f'Vector<{source.ctype}, {count}>{{}}')};")
+    def _vectors(self) -> Iterator[tuple[Source, int, int]]:
+        """Yields the sources that a thread reads, with the elements of a read, and how many of these it needs next."""
+        for source in self.large.sources:
+            if source.pointer:
+                step = self.large.place(source).outer[-1]
+                count = self.run if self.run > 1 else self.s.vector if step == 1 else 1
+                yield source, count, self.s.terms // self.run
+
+    def _declare(self, suffix: str = "") -> None:
+        """Writes the arrays for what a thread reads at a time: vectors of rows, or of terms."""
+        for source, count, each in self._vectors():
+            self.w.line(f"Vector<{source.ctype}, {count}> {source.next}{suffix}[{each}] = {{}};")
+
+    def _fetch(self, first: str, suffix: str) -> None:
+        """Writes the reads of the terms from ``first`` on."""
+        w, depth = self.w, Edge(self.streams.depth, self.s.terms)
+        with w.guarded("inside" if self.columns.ragged else ""):
+            for source, count, each in self._vectors():
+                with w.scope():
+                    u = w.each("u", each)
+                    k = linear([(first, 1), (u, self.run)])
+                    text = f"load<{count}>({source.pointer} + {self._at(self.large, source, k)})"
+                    text = where(depth.inside(k), text, f"Vector<{source.ctype}, {count}>{{}}")
+                    w.line(f"{source.next}{suffix}[{u}] = {text};")
 
     def _next(self, source: Source, u: str, v: str) -> str:
         """Returns the C expression of an element that has been read."""

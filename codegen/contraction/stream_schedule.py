@@ -29,8 +29,8 @@ SECTOR = 32
 #: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
 MOST_FEW = 256
 #: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, as many
-#: for what is on its way, and for all else.
-MOST_HELD, MOST_EXCHANGED, MOST_WORDS, OTHER_REGISTERS = 64 << 10, 32 << 10, 64, 40
+#: for what is on its way, for these and what is multiplied meanwhile, and for all else.
+MOST_HELD, MOST_EXCHANGED, MOST_WORDS, MOST_TOGETHER, OTHER_REGISTERS = 128 << 10, 32 << 10, 64, 160, 40
 #: Cycles of a kernel, of a block beside its sums, until the terms that a thread asks for at a time have come, more for
 #: each of them, and until the elements of the few rows have; and the power of the rounds of blocks in which all of them
 #: wait.  Fits to 780 schedules, as are the constants below (error 21 %), but for the kernel's, which is of the smallest
@@ -40,7 +40,7 @@ START, BLOCK, WAIT, TERM, FILL, ROUNDS = 1000.0, 375.0, 1140.0, 60.0, 600.0, 0.7
 TOGETHER = 4
 #: Instructions of an element that is converted, of each step of its program, and of a result; the share of instructions
 #: that a multiprocessor issues; that of the rate of the L2 cache.
-CONVERT, STEP, RESULT, ISSUED, L2_SHARE = 0.54, 0.88, 2.4, 0.38, 1.09
+CONVERT, STEP, RESULT, ISSUED, L2_SHARE = 0.54, 0.88, 2.4, 0.38, 0.69
 #: Bytes of a line of a multiprocessor's cache, and cycles that one takes.
 LINE_BYTES, LINE = 128, 0.97
 
@@ -206,9 +206,10 @@ def cost(spec: ContractionSpec, schedule: StreamSchedule, target: Target) -> flo
 def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StreamSchedule]]:
     s = streams(spec)
     found = [(_cost(s, schedule, target), schedule) for schedule in _candidates(s)]
-    if not found:
+    fitting = [entry for entry in found if entry[0] < inf]
+    if not fitting:
         raise Declined("the few rows do not fit shared memory")
-    return sorted(found, key=lambda entry: entry[0])
+    return sorted(fitting, key=lambda entry: entry[0])
 
 
 def _candidates(s: Streams) -> Iterator[StreamSchedule]:
@@ -221,6 +222,7 @@ def _candidates(s: Streams) -> Iterator[StreamSchedule]:
         made = StreamSchedule(rows, vector, warps, split, max(terms, piece))
         idle = (split - 1) * made.terms >= depth or (terms > min(TERMS) and terms >= 2 * depth)
         held = max(rows * vector * word, made.terms * vector * word) <= MOST_WORDS
+        held = held and (rows + 2 * made.terms) * vector * word <= MOST_TOGETHER
         if not idle and held and fits(s, made):
             yield made
 
@@ -249,8 +251,10 @@ def _cost(s: Streams, schedule: StreamSchedule, target: Target) -> float:
     spec, word = s.spec, SIZE_OF[s.spec.accumulate] // 4
     rows, vector, split, terms = schedule.rows, schedule.vector, schedule.split, schedule.terms
     tiles = prod(spec.batch) * Edge(s.size, schedule.columns).tiles * Edge(s.few, rows).tiles
-    registers = OTHER_REGISTERS + word * vector * (rows + terms) + rows
-    held = max(1, target.arch.blocks_per_sm(schedule.threads, registers, buffers(s, schedule).bytes))
+    registers = OTHER_REGISTERS + word * vector * (rows + 2 * terms) + rows
+    held = target.arch.blocks_per_sm(schedule.threads, registers, buffers(s, schedule).bytes)
+    if not held:
+        return inf
     each = Edge(tiles, target.sms).tiles
     together, piece, steps = min(held, each), run(s), Edge(s.depth, terms * split).tiles
     # What a thread does for each term: reads, elements, products.
