@@ -25,9 +25,10 @@ LINE_BYTES, SECOND_LINE = 128, 0.8
 #: not exist; how much longer short rows of windows take.
 WINDOW_ROW, FILTER_ROW, PARTIAL_ROW, SHORT_ROW = 3.1, 1.0, 6.0, 1.4
 #: Instructions in a cycle of a warpgroup whose threads fill tiles, and of any number of such warpgroups; cycles until
-#: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, and for a function.
+#: the data for a tile arrive; instructions for a piece of 16 bytes besides those of its elements, for a function, and
+#: for one of those that take more, as PTX has them in float32.
 FILL_RATE, MOST_FILL_RATE, FILL_LATENCY = 75.0, 110.0, 1600.0
-FILL_PIECE, FUNCTION = 12.0, 20.0
+FILL_PIECE, FUNCTION, LONG_FUNCTION = 12.0, 20.0, 37.0
 #: How much longer one such warpgroup takes than two, whatever it waits for: half as much is in flight.  And any number
 #: of them beside three consumers, which leave them fewer registers and issue more themselves.
 ONE_FILLS, THREE_CONSUME = 1.15, 1.25
@@ -123,11 +124,14 @@ def computing(layout: Layout) -> float:
 #: A call of a function that takes many instructions.
 _FUNCTION = re.compile(r"math::(?!relu|maximum|minimum|abs|leaky_relu|clamp|fma|wrapping)")
 
+_LONG = re.compile(r"math::(gelu\(|gelu_backward|erf|softplus|log)")
+
 
 def instructions_of(program: Program | None) -> float:
     """Returns how many instructions computing an element takes."""
     templates = [i.template for i in program.instructions] if program else []
-    return sum(FUNCTION if _FUNCTION.search(text) else 0.8 for text in templates)
+    functions = (LONG_FUNCTION if _LONG.search(text) else FUNCTION for text in templates if _FUNCTION.search(text))
+    return sum(functions) + 0.8 * sum(_FUNCTION.search(text) is None for text in templates)
 
 
 def loading(layout: Layout, target: Target) -> float:
