@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
@@ -105,6 +106,21 @@ def test_tensor_cores_multiply_float32_of_long_attention_beside_a_softmax_in_mem
     ):
         assert set(families(kept)) <= {"attention", "rows"}
     assert families(graph(512, 512, 64, 64, "bfloat16", batch=(16, 12))) == ["attention"]
+
+
+def test_keys_of_few_queries_are_cut_into_parts() -> None:
+    """A step of a decoder in float32: parts of the keys keep all multiprocessors busy, and take a part of the time."""
+    h200 = target("h200")
+    step = plan(graph(1, 6829, 128, 128, batch=(1, 12)), Options(target=h200)).kernels
+    assert [k.group.family for k in step] == ["attention", "rows"]
+    spec = step[0].group.lowered.spec
+    assert spec.parts * prod(spec.batch[1:]) > h200.sms
+    assert 4 * simt.cost(spec, best_schedule(spec, h200), h200) < simt.least_cycles(
+        128, 128, "float", 12, 1, 6829, 1, h200
+    )
+    few = [graph(1, 4100, 8, 8, batch=(1, 2)), graph(2, 2500, 4, 12, "float64", batch=(1, 1))]
+    assert all(len(plan(g, Options(target=h200)).kernels) == 2 for g in few)
+    check_all(few)
 
 
 def test_tiles_beyond_shared_memory_are_declined() -> None:

@@ -82,19 +82,35 @@ def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionSimtSchedul
 
 
 def cost(spec: AttentionSpec, s: AttentionSimtSchedule, target: Target) -> float:
-    """Returns the cycles that a schedule is estimated to take, from the cycles that shared memory and multiply-adds
-    take for a tile of keys, of which all are met.
+    """Returns the cycles that a schedule is estimated to take."""
+    return _cycles(
+        s.queries, spec.depth, spec.width, spec.program.real, prod(spec.batch), spec.rows, spec.keys, target, spec.parts
+    )
+
+
+def least_cycles(
+    depth: int, width: int, real: str, batch: int, rows: int, keys: int, parts: int, target: Target
+) -> float:
+    """Returns the cycles that attention of such sizes is estimated to take, its keys in parts of a batch each."""
+    found = [n for n in QUERIES if n * -(-width // LANES) <= MOST_SUMS] or [1]
+    return min(_cycles(n, depth, width, real, batch * parts, rows, keys, target, parts) for n in found)
+
+
+def _cycles(
+    queries: int, depth: int, width: int, real: str, batch: int, rows: int, keys: int, target: Target, parts: int
+) -> float:
+    """Returns the estimated cycles, from those that shared memory and multiply-adds take for a tile of keys, of which
+    all are met.  The batch counts ``parts`` of the keys.
     """
-    real, n = spec.program.real, s.queries
-    words, size = SIZES[real] // 4, vector(real, spec.depth)
-    columns = Edge(spec.width, LANES).tiles
-    shared = spec.depth * words + n * spec.depth / size  # a row of keys for each lane, and queries for all of them
+    words, size, n = SIZES[real] // 4, vector(real, depth), queries
+    columns = Edge(width, LANES).tiles
+    shared = depth * words + n * depth / size  # a row of keys for each lane, and queries for all of them
     shared += LANES * columns * words + n * LANES * SIZES[real] / VECTORS + n * (EXCHANGES + words)
-    shared += (spec.depth + spec.width) * words * LANES / (WARPS * LANES)
-    issued = n * (words * (spec.depth + LANES * columns) + INSTRUCTIONS)
+    shared += (depth + width) * words * LANES / (WARPS * LANES)
+    issued = n * (words * (depth + LANES * columns) + INSTRUCTIONS)
     # Of the warps of a block each has its turn at shared memory; four are issued at a time.
     tile = max(WARPS * shared, issued) / BUSY
-    blocks, tiles = prod(spec.batch) * Edge(spec.rows, s.rows).tiles, Edge(spec.keys, LANES).tiles
+    blocks, tiles = batch * Edge(rows, WARPS * n).tiles, Edge(Edge(keys, LANES).tiles, parts).tiles
     return tiles * max(blocks * tile / target.sms, tile + WAITING)
 
 

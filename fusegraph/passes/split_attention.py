@@ -9,7 +9,8 @@ from __future__ import annotations
 from math import inf, prod
 from typing import Any
 
-from codegen.attention import thin
+from codegen.attention import simt, thin
+from codegen.buffers import SIZES
 from codegen.target import Target
 from fusegraph.dtypes import bfloat16, float16, float32, float64
 from fusegraph.graph import Graph, Node, Tensor
@@ -28,6 +29,8 @@ from fusegraph.passes.rewrite import Rewrite, Rewritten, intermediate, replaced_
 NAME, WHOLE = "parts of an attention", "whole"
 #: Queries and keys of a tile; the most parts.
 ROWS, KEYS, MOST_PARTS = 64, 128, 64
+#: The types that single threads multiply, and their names in C.
+REALS = {float32: "float", float64: "double"}
 #: Times, in units of a block's time for a tile: to begin, to combine results, and to combine each part of them.
 BEGINNING, COMBINING, PART = 4.0, 2.5, 0.05
 #: Cycles to combine the results of parts of a few queries, a kernel of its own.
@@ -79,6 +82,8 @@ def _times(node: Node, target: Target) -> dict[int, float]:
 
     if _is_thin(node, rows):
         return _thin_times(node, target, prod(batch), keys)
+    if multiplied(node)[0].dtype in REALS:
+        return _threads_times(node, target, prod(batch), rows, keys)
     at_once = AT_ONCE * target.bytes_per_cycle / target.mma
     q, _, v = multiplied(node)
     # The results of a part, in 32 bits, are written and read, in units of a block's time for a tile.
@@ -115,6 +120,20 @@ def _thin_times(node: Node, target: Target, batch: int, keys: int) -> dict[int, 
         of_blocks = keys * row / min(parts * cluster, target.sms / batch) / thin.RATE
         memory = max(of_blocks, batch * keys * row / target.bytes_per_cycle)
         return (thin.BEGIN + memory + (COMBINING_FEW if parts > 1 else 0.0)) / unit
+
+    return {parts: time(parts) for parts in range(1, min(MOST_PARTS, -(-keys // KEYS)) + 1)}
+
+
+def _threads_times(node: Node, target: Target, batch: int, rows: int, keys: int) -> dict[int, float]:
+    """Returns `_times` of attention by single threads."""
+    q, _, v = multiplied(node)
+    depth, width, real = q.shape[-1], v.shape[-1], REALS[q.dtype]
+    unit = ROWS * KEYS * (depth + width) / target.mma
+
+    def time(parts: int) -> float:
+        moved = 2 * parts * batch * rows * width * SIZES[real] / target.bytes_per_cycle if parts > 1 else 0.0
+        combining = COMBINING_FEW + moved if parts > 1 else 0.0
+        return (simt.least_cycles(depth, width, real, batch, rows, keys, parts, target) + combining) / unit
 
     return {parts: time(parts) for parts in range(1, min(MOST_PARTS, -(-keys // KEYS)) + 1)}
 
