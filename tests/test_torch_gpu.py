@@ -131,3 +131,16 @@ def test_a_step_needs_no_more_memory_than_eagers() -> None:
     for p, wanted in zip(model.parameters(), expected):
         torch.testing.assert_close(p.grad, wanted, rtol=0.05, atol=0.02 * float(wanted.abs().max()))
     assert ours - sum(g.nbytes for g in expected) <= 1.02 * eagers  # eager's gradients are still there
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 2151), (3, 3), (49, 49), (16, 700)])
+def test_few_queries_of_float32_have_a_kernel(queries: int, keys: int) -> None:
+    """Those whose sums of exponentials are not asked for: torch's kernels compute the rest."""
+    shapes = (2, 6, queries, 64), (2, 6, keys, 64), (2, 6, keys, 64)
+    q, k, v = (torch.randn(shape, device="cuda") for shape in shapes)
+    attended = torch.nn.functional.scaled_dot_product_attention
+    with torch.no_grad():
+        got = torch.compile(lambda *x: attended(*x), backend="fusegraph")(q, k, v)
+    exact = attended(q.double(), k.double(), v.double())
+    torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)
+    assert not any(function.left for function in fusegraph.torch.report())
