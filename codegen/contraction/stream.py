@@ -129,7 +129,7 @@ class _Renderer:
         begin = linear([(f"warp % {s.split}", s.terms)]) if s.split > 1 else "0"
         if s.split == 1 and most(depth.tiles) <= 1:
             w.line(f"constexpr {self.t} k0 = 0;")
-            self._declare()
+            self._declare("")
             self._fetch("k0", "")
             self._terms(depth)
             return
@@ -138,8 +138,8 @@ class _Renderer:
             self._fetch("first", AHEAD)
         w.line(f"if ({begin} < {depth.padded}) fetch({begin});")
         with w.block(f"for ({self.t} k0 = {begin}; k0 < {depth.padded}; k0 += {step})"):
-            self._declare()
-            for source, _, each in self._vectors():
+            for source, count, each in self._vectors():
+                w.line(f"Vector<{source.ctype}, {count}> {source.next}[{each}];")
                 w.unrolled_line(f"for (int u = 0; u < {each}; ++u) {source.next}[u] = {source.next}{AHEAD}[u];")
             w.line(f"if (k0 + {step} < {depth.padded}) fetch(k0 + {step});  // on its way while these are multiplied")
             self._terms(depth)
@@ -178,8 +178,8 @@ class _Renderer:
                 count = self.run if self.run > 1 else self.s.vector if step == 1 else 1
                 yield source, count, self.s.terms // self.run
 
-    def _declare(self, suffix: str = "") -> None:
-        """Writes the arrays for what a thread reads at a time: vectors of rows, or of terms."""
+    def _declare(self, suffix: str) -> None:
+        """Writes the arrays for what a thread reads at a time, vectors of rows, or of terms: zeros at first."""
         for source, count, each in self._vectors():
             self.w.line(f"Vector<{source.ctype}, {count}> {source.next}{suffix}[{each}] = {{}};")
 

@@ -44,12 +44,21 @@ extern "C" __global__ void __launch_bounds__(256) matmul_bias_gelu_ragged_kernel
     const bool inside = col < 127;
     const int32 b_base = batch * 4191 + col;
     float sum[16][1] = {};
+    Vector<float, 1> b_next_ahead[4] = {};
+    const auto fetch = [&](int32 first) {
+        if (inside) {
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                b_next_ahead[u] = first + u < 33 ? load<1>(b + b_base + (first + u) * 127) : Vector<float, 1>{};
+            }
+        }
+    };
+    if ((warp % 8) * 4 < 36) fetch((warp % 8) * 4);
     for (int32 k0 = (warp % 8) * 4; k0 < 36; k0 += 32) {
         Vector<float, 1> b_next[4];
         #pragma unroll
-        for (int u = 0; u < 4; ++u) {
-            b_next[u] = k0 + u < 33 && inside ? load<1>(b + b_base + (k0 + u) * 127) : Vector<float, 1>{};
-        }
+        for (int u = 0; u < 4; ++u) b_next[u] = b_next_ahead[u];
+        if (k0 + 32 < 36) fetch(k0 + 32);  // on its way while these are multiplied
         #pragma unroll
         for (int u = 0; u < 4; ++u) {
             const int32 k = k0 + u;
