@@ -14,6 +14,7 @@ from dataclasses import dataclass
 KIB = 1024
 
 WARP = 32
+SECTOR_BYTES = 32  # that memory and the L2 cache move at least
 MAX_THREADS_PER_BLOCK = 1024
 MAX_REGISTERS_PER_THREAD = 255
 REGISTERS_PER_SM = 64 << 10

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from codegen.arch import SECTOR_BYTES
 from codegen.bf16x6 import BF16X6, PART, PARTS
 from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
@@ -27,7 +28,6 @@ PERIOD = 8  # rows after which the swizzle of a tile repeats
 #: 23 as loads of rows of 1001 elements of 16 bits, but 10 as loads of positions of images with channels first; copies
 #: along the reduction take 8, all measured.
 LINE_BYTES, SCATTERED, WORD, WORD_ALONG, LOADED = 128, 64.0, 100.0, 25.0, 40.0
-SECTOR = 32  # bytes that memory moves at least
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction
 
 
@@ -200,7 +200,9 @@ class TilePath:
         if len(self.inner) > 1 or lying[-1:] != (1,) or self.gather.program is not None:
             return 0
         size = self.gather.operand.dtype.itemsize
-        return SECTOR - aligned(SECTOR, *(step * size for step in (*self.gather.batch, *lying[:-1], *other) if step))
+        return SECTOR_BYTES - aligned(
+            SECTOR_BYTES, *(step * size for step in (*self.gather.batch, *lying[:-1], *other) if step)
+        )
 
     def pieces_of_row(self, size: int, inner: int) -> int:
         """Returns how many pieces a row of a tile has: of ``size`` rows or columns and ``inner`` terms of a sum."""

@@ -9,6 +9,7 @@ from itertools import product
 from math import inf, pow, prod
 from typing import NamedTuple
 
+from codegen.arch import SECTOR_BYTES
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.contraction.merge import merged
 from codegen.declined import Declined
@@ -24,8 +25,6 @@ from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
 
 ROWS, WIDTHS, WARPS, SPLITS, TERMS = (16, 8, 4, 2, 1), (8, 4, 2, 1), (8, 4), (1, 2, 4, 8), (8, 4)
-#: Bytes of the smallest access to memory.
-SECTOR = 32
 #: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
 MOST_FEW = 256
 #: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, as many
@@ -286,4 +285,4 @@ def lines(operand: Operand, step: int, vector: int) -> float:
 
 def _bytes(operand: Operand, step: int) -> float:
     """Returns the bytes that an element takes on its way to a thread, whose neighbours' are some elements apart."""
-    return min(SECTOR, abs(step) * operand.dtype.itemsize)
+    return min(SECTOR_BYTES, abs(step) * operand.dtype.itemsize)

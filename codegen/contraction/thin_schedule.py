@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from codegen.arch import SECTOR_BYTES
 from codegen.buffers import Edge
 from codegen.contraction.thin_pieces import (
     LANES,
@@ -46,8 +47,6 @@ DECODE = {"int8": 8.0, "uint8": 7.0, "int4": 5.0, "uint4": 5.0, "float4_e2m1": 8
 OTHER_REGISTERS, COMPUTING, MOST_REGISTERS = 24, 64, 240
 #: Registers that pieces of the thin operand may take.
 MOST_THIN_REGISTERS = 48
-#: Bytes that memory moves at least.
-SECTOR = 32
 #: Bytes of sums of all warps in shared memory, and of pieces that they have in flight: more were slower, of long rows
 #: by half.
 MOST_SUMS, MOST_FLYING = 40 << 10, 64 << 10
@@ -235,7 +234,7 @@ def _row_bytes(way: TilePath, paths: ThinPaths) -> float:
         varying = prod(size for size, step in zip(way.inner, inner) if step)
         beside = min((abs(step) for size, step in zip(way.outer, outer) if size > 1 and step), default=1)
         run = run_of(way.inner, inner)
-        apart = min(SECTOR, beside * op.dtype.itemsize)
+        apart = min(SECTOR_BYTES, beside * op.dtype.itemsize)
         total += varying / run * max(run * op.dtype.itemsize, apart) if any(inner) else 0
     return max(total, 1.0)
 

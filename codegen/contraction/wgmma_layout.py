@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from codegen.arch import KNOWN
+from codegen.arch import KNOWN, SECTOR_BYTES
 from codegen.buffers import SWIZZLED, VECTORS, Buffer, Buffers
 from codegen.computed_tiles import computed
 from codegen.contraction.totals import totals_of
@@ -29,7 +29,6 @@ from codegen.tiles import gathered, operand_tiles, tiled
 GROUP = 128  # threads of a warpgroup
 GROUP_ROWS = 64  # rows of a wgmma
 CHUNK_BYTES = 128  # a row of the staging buffers
-SECTOR = 32  # bytes that memory moves at least
 #: Bytes of shared memory that no buffer is given: for barriers besides those of the ring, and for alignment.
 RESERVE = 256
 RASTER_GROUP = 8  # rows of tiles that share the L2 cache: more would evict each other
@@ -194,7 +193,7 @@ class ResultSpace:
     def _begins_sectors(self, op: Operand) -> bool:
         """Tells whether a tensor's runs along rows begin where sectors of memory do."""
         steps = [step for step, size in zip(op.strides, self.space) if size > 1 and step != 1]
-        return not any(step * op.dtype.itemsize % SECTOR for step in steps)
+        return not any(step * op.dtype.itemsize % SECTOR_BYTES for step in steps)
 
     @once
     def widest(self) -> int:

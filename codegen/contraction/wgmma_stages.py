@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from math import gcd
 
+from codegen.arch import SECTOR_BYTES
 from codegen.bf16x6 import PARTS, PRODUCTS, TERMS
 from codegen.contraction.wgmma_layout import GROUP_ROWS, PIECES, Layout
 from codegen.expr import Program
@@ -36,8 +37,8 @@ ONE_FILLS, THREE_CONSUME = 1.15, 1.25
 #: such reads for a piece whose elements are read one by one; how much longer such a piece takes if the elements are of
 #: several taps of windows.
 SPLIT_ELEMENT, LINE, FAR, WINDOW_ELEMENTS = 20.0, 0.25, 8, 3.0
-#: Bytes that the L2 cache sends for an element whose neighbours are elsewhere, and in a cycle to each multiprocessor.
-SECTOR, SECTOR_RATE = 32, 20.0
+#: Bytes of sectors that the L2 cache sends to each multiprocessor in a cycle.
+SECTOR_RATE = 20.0
 #: Instructions of a thread around each fragment that it computes, and for each tensor that it is computed from; cycles
 #: of latency besides these instructions; instructions that converting an integer takes; instructions that a quarter of
 #: a multiprocessor issues in a cycle.
@@ -64,7 +65,7 @@ def filling(layout: Layout) -> float:
                 lines += size * parts.reduction.panel / way.piece * (FAR if _far(way) else 2) * LINE
             if _far(way):
                 apart = abs(way.gather.inner[-1]) * way.gather.operand.dtype.itemsize
-                sectors += size * parts.reduction.panel * min(apart, SECTOR)
+                sectors += size * parts.reduction.panel * min(apart, SECTOR_BYTES)
             instructions += size * parts.reduction.panel / way.piece * piece
     if not instructions:
         return 0.0

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, hypot, prod
 
-from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
+from codegen.arch import SECTOR_BYTES
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.epilogue import one_access
 from codegen.expr import Operand
 from codegen.target import Target
@@ -90,7 +91,7 @@ def partial(spec: DirectConvolutionSpec, digits: Sequence[Digit], count: int, al
     ):
         wide = count if whole and one_access(op, spec.space, count, along) else 1
         width = min(16, wide * op.dtype.itemsize)
-        beyond = sectors(_steps(op, digits), width) - 32 * width / SECTOR
+        beyond = sectors(_steps(op, digits), width) - 32 * width / SECTOR_BYTES
         found += each * results * op.dtype.itemsize / width / 32 * max(0.0, beyond)
     return found
 
@@ -98,7 +99,7 @@ def partial(spec: DirectConvolutionSpec, digits: Sequence[Digit], count: int, al
 def in_pieces(spec: DirectConvolutionSpec, size: int) -> float:
     """Returns the same for results that are written in pieces of so many bytes."""
     read, moved = spec.traffic
-    return WRITTEN * (moved - read) / size if size < SECTOR else 0
+    return WRITTEN * (moved - read) / size if size < SECTOR_BYTES else 0
 
 
 def _steps(op: Operand, digits: Sequence[Digit]) -> Steps:
@@ -119,7 +120,10 @@ def conflicts(digits: Steps, width: int) -> int:
 
 @lru_cache(1 << 14)
 def _sectors(digits: Steps, width: int) -> int:
-    return len({at // SECTOR for at in _addresses(digits)} | {(at + width - 1) // SECTOR for at in _addresses(digits)})
+    return len(
+        {at // SECTOR_BYTES for at in _addresses(digits)}
+        | {(at + width - 1) // SECTOR_BYTES for at in _addresses(digits)}
+    )
 
 
 @lru_cache(1 << 14)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from codegen.arch import MAX_REGISTERS_PER_THREAD, blocks_of_registers
+from codegen.arch import MAX_REGISTERS_PER_THREAD, SECTOR_BYTES, blocks_of_registers
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.direct_convolution.cost import Work, conflicts, cycles, finishing, in_pieces
 from codegen.direct_convolution.slide_schedule import (
@@ -19,7 +19,7 @@ from codegen.direct_convolution.slide_schedule import (
     walk,
     widths,
 )
-from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.expr import Operand
 from codegen.family import Schedule
 from codegen.sizes import most
@@ -186,7 +186,7 @@ def _work(spec: DirectConvolutionSpec, s: FlatSchedule) -> Work:
         filled=FILLED,
         accesses=accesses,
         fetched=spec.traffic[0],
-        partial=in_pieces(spec, min(pieces, default=SECTOR)),
+        partial=in_pieces(spec, min(pieces, default=SECTOR_BYTES)),
         waits=LATENCY,
         code=instructions * rows.period / rows.under,
     )

@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 from typing import TypeAlias, TypeVar
 
+from codegen.arch import SECTOR_BYTES
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.direct_convolution.cost import Work, conflicts, cycles, finishing, partial
 from codegen.direct_convolution.flat_schedule import (
@@ -18,7 +19,7 @@ from codegen.direct_convolution.flat_schedule import (
     flat_threads,
 )
 from codegen.direct_convolution.slide_schedule import SlideSchedule, columns, slide_schedules, widest_access
-from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.iteration import extent, signed_index_type
 from codegen.target import PORTABLE, Target
@@ -320,7 +321,7 @@ def _planes_work(spec: DirectConvolutionSpec, s: PlanesSchedule) -> Work:
         + 60,
         filled=FILLED,
         accesses=loads * conflicts(places, count * spec.word) + weights + 2 * staged,
-        fetched=blocks * lines * width * size * (1 + SECTOR / (width * size)),
+        fetched=blocks * lines * width * size * (1 + SECTOR_BYTES / (width * size)),
         partial=partial(spec, digits, s.cols, 5, spec.out[2] % s.cols == 0),
         waits=LATENCY * (1 + staged / 4),
         code=loads + weights + products,
@@ -347,7 +348,7 @@ def _channels_work(spec: DirectConvolutionSpec, s: ChannelsSchedule) -> Work:
         instructions=FILL * staged + instructions + 60,
         filled=FILLED,
         accesses=loads * max(1.0, s.vector * size / 4) + staged * access * size / 4,
-        fetched=blocks * depth * rows * cols * s.channels * size * (1 + SECTOR / (s.channels * size)),
+        fetched=blocks * depth * rows * cols * s.channels * size * (1 + SECTOR_BYTES / (s.channels * size)),
         partial=partial(spec, digits, s.vector, 1),
         # Columns of weights are read one after the other.
         waits=LATENCY * (1 + staged / 4 + spec.taps[0] * spec.taps[2] / 4),

@@ -9,9 +9,10 @@ from itertools import product
 from math import lcm, prod
 from typing import NamedTuple
 
+from codegen.arch import SECTOR_BYTES
 from codegen.buffers import Edge
 from codegen.direct_convolution.cost import Work, cycles, finishing, partial
-from codegen.direct_convolution.spec import SECTOR, DirectConvolutionSpec
+from codegen.direct_convolution.spec import DirectConvolutionSpec
 from codegen.family import Schedule
 from codegen.sizes import below
 from codegen.target import Target
@@ -127,7 +128,7 @@ def lanes(spec: DirectConvolutionSpec, vector: int) -> list[int]:
     """
     most, found = -(-spec.groups // vector), []
     turned = any(store.operand.strides[5] < store.operand.strides[1] for store in spec.program.stores)
-    for run in (RUN, SECTOR) if turned else (RUN,):
+    for run in (RUN, SECTOR_BYTES) if turned else (RUN,):
         count = min(most, max(1, run // (vector * spec.x.dtype.itemsize)))
         even = max(n for n in range(1, count + 1) if most % n == 0)
         found.append(even if 2 * even > count else count)

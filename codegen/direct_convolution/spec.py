@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codegen.arch import SECTOR_BYTES
 from codegen.dtypes import SIZE_OF
 from codegen.expr import Operand, Program
 from codegen.iteration import packed
 from codegen.records import once
 from codegen.spec import KernelSpec
-
-SECTOR = 32  # bytes of the smallest access to device memory
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class DirectConvolutionSpec(KernelSpec):
         """The bytes of the input that are read, and those that a kernel moves at least."""
         program, planes, size = self.program, self.images * self.groups, self.x.dtype.itemsize
         # Strides may leave out rows, and columns that are far enough apart in memory.
-        apart = (True, True, self.x.strides[5] * size >= SECTOR)
+        apart = (True, True, self.x.strides[5] * size >= SECTOR_BYTES)
         met = [min(n, m * k) if skips else n for n, m, k, skips in zip(self.sizes, self.out, self.taps, apart)]
         read = planes * self.in_channels * prod(met) * size
         written = sum(store.operand.dtype.itemsize for store in program.stores) or size

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import hypot, prod
 
+from codegen.arch import SECTOR_BYTES
 from codegen.family import Schedule
 from codegen.pool.space import Space, index_type, normalize, patches, widest, width
 from codegen.pool.steps import THREADS, planes_of_block, vector_of_columns
@@ -22,8 +23,6 @@ KEPT_BYTES = 128
 MOST_WINDOWS = 16
 #: Bytes from which on a kernel is long enough for neighbours in memory to matter more than how soon it has begun.
 WIDE_BYTES = 8 << 20
-#: Bytes of the smallest access to memory.
-SECTOR_BYTES = 32
 #: Threads per multiprocessor that keep all of them busy.
 ENOUGH_THREADS = (1 << 15) / 33
 #: With more elements in a window, only the innermost loop is unrolled, and by this much.

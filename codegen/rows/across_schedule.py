@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.arch import SECTOR_BYTES
 from codegen.dtypes import SIZE_OF
 from codegen.records import once
 from codegen.rows.schedule import (
     MOST_REGISTERS,
     MOST_ROWS,
     OTHER_REGISTERS,
-    SECTOR_BYTES,
     SEGMENT_BYTES,
     SLACK_REGISTERS,
     RowsSchedule,

@@ -45,8 +45,8 @@ BEGIN_US = 0.08
 WEIGHTS_IN_FLIGHT, WEIGHT_WAIT = 40, 200.0
 #: Across rows: the fewest neighbouring rows that are worth it, and the most rows of a thread.
 LEAST_SIDE, MOST_ROWS = 8, 8
-#: Bytes that neighbouring threads should read together, and the fewest that do not waste memory bandwidth.
-SEGMENT_BYTES, SECTOR_BYTES = 128, 32
+#: Bytes that neighbouring threads should read together.
+SEGMENT_BYTES = 128
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
+from codegen.arch import SECTOR_BYTES
 from codegen.expr import Operand
 from codegen.sizes import below, most
 from codegen.spec import Gather, Image, Limit
@@ -22,7 +23,7 @@ from fusegraph.ops.base import Role
 
 #: The share of device memory's rate that kernels get, and cycles of a multiprocessor that an element takes which is
 #: written by itself: of an image by phases, and of a filter whose neighbours along channels are in other sectors.
-STREAMED, PHASES_APART, TAPS_APART, SECTOR_BYTES = 0.8, 1.0, 2.5, 32
+STREAMED, PHASES_APART, TAPS_APART = 0.8, 1.0, 2.5
 
 
 @dataclass(frozen=True)

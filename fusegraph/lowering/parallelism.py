@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 
+from codegen.arch import SECTOR_BYTES
 from codegen.rows.schedule import (
     LEAST_SIDE,
     PORTABLE_BLOCKS,
-    SECTOR_BYTES,
     SEGMENT_BYTES,
     clusters_at_once,
     clusters_of,

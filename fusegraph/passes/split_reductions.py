@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from codegen.arch import SECTOR_BYTES
 from codegen.rows.across_schedule import PARTS_WRITTEN
-from codegen.rows.schedule import SECTOR_BYTES
 from codegen.sizes import Size, most
 from codegen.target import Target
 from fusegraph.dtypes import DType
