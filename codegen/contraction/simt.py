@@ -8,7 +8,6 @@ epilogue) on each.  Convolutions gather their input by coordinates: there is no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from codegen.buffers import Edge
@@ -238,12 +237,9 @@ class _Renderer:
             i = self._each(self.a, run if self.rows_fast else None)
             place, outside = self._row()
             w.leave(*outside, how="continue" if w.depth > depth else "return")
-            if run is None and self.epilogue.differing and not self.partials:
-                self._together(place, i)
-            else:
-                j = self._each(self.b, None if self.rows_fast else run)
-                sums = [f"sum{self.b.of(number)}[{i}][{j}]" for number in range(spec.products)]
-                self.epilogue.results([*place, "n"], sums, run, sinks=self.partials.sinks(i, j))
+            j = self._each(self.b, None if self.rows_fast else run)
+            sums = [f"sum{self.b.of(number)}[{i}][{j}]" for number in range(spec.products)]
+            self.epilogue.results([*place, "n"], sums, run, sinks=self.partials.sinks(i, j))
         self.partials.finish()
 
     def _row(self) -> tuple[list[str], list[str]]:
@@ -321,28 +317,6 @@ class _Renderer:
                 w.leave(*conditions)
                 self.epilogue.results(at, [f"{name}[r][own_lane]" for name in names], given=vectors)
             w.line("__syncwarp();")
-
-    def _together(self, place: Sequence[str], i: str) -> None:
-        """Writes a row's results, the operands of all of its columns first: no load waits for another's result.
-
-        Columns that do not exist read the operands of the last one.
-        """
-        w, b, total = self.w, self.b, self.b.edge.total
-        position = linear([(b.origin, 1), (b.thread, CHUNK), *([("c", b.span)] if b.chunks > 1 else [])])
-        c = "c" if b.chunks > 1 else "0"
-        loop = f"for (int c = 0; c < {b.chunks}; ++c)"
-        missing = (lambda e: f"n + {e} >= {total}") if b.edge.ragged else None
-        run = Run(CHUNK, len(place), "e", missing, f"min(n + e, {total - 1})" if b.edge.ragged else None)
-        given = {n: f"{name}[{c}]" for n, name in self.epilogue.declare(run, b.chunks).items()}
-        with w.unrolled(loop, when=b.chunks > 1), w.block("", when=b.chunks == 1):
-            w.line(f"const {self.t} n = {position};")
-            self.epilogue.bring([*place, "n"], run, given)
-        with w.unrolled(loop, when=b.chunks > 1):
-            w.line(f"const {self.t} n = {position};")
-            column = f"{c} * {CHUNK} + e" if b.chunks > 1 else "e"
-            sums = [f"sum{b.of(number)}[{i}][{column}]" for number in range(self.spec.products)]
-            run = Run(CHUNK, len(place), "e", missing)
-            self.epilogue.results([*place, "n"], sums, run, given=given)
 
     def _each(self, side: SimtOperand, run: Run | None) -> str:
         """Opens the loop over a thread's rows or columns, or over chunks of them, and writes its position m or n.
