@@ -66,6 +66,14 @@ def test_every_schedule():
     check([matmul((7, 40), (40, 96)), matmul((100, 12), (12, 3), a_strides=(1, 100))], every())
 
 
+def test_results_of_few_columns_are_written_together():
+    """Neighbouring columns, of which a thread has all: four at a time, in parts of a sum, too."""
+    cases = [matmul((100, 20), (20, 12), a_strides=(1, 100)), matmul((2, 70, 56), (2, 56, 16), a_strides=(3920, 1, 70))]
+    for exe in check(cases, every(40, 5)):
+        (kernel,) = exe.plan.kernels
+        assert ("store(y + " in kernel.source.code) == (kernel.choice.schedule.rows >= 4)
+
+
 @pytest.mark.parametrize("sizes", [(5, 4, 6), (3, 40, 64)])
 def test_schedules_found_for_other_sizes(sizes):
     """Whatever fits is right: more terms or warps than there is work for, and more rows."""

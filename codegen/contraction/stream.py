@@ -7,7 +7,7 @@ memory.  The warps of a block may share the reduction; they add up their sums in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import gcd, prod
 
 from codegen.buffers import VECTORS, Edge, every, where
@@ -24,6 +24,8 @@ from codegen.spec import ContractionSpec, KernelSource
 #: How arrays are called of what comes while what is in the others is multiplied.  Of reads just in front of their use
 #: the compiler has few on their way.
 AHEAD = "_ahead"
+#: Results of neighbouring few rows that a thread writes together.
+BESIDE = 4
 
 
 def render(spec: ContractionSpec, schedule: StreamSchedule) -> KernelSource:
@@ -215,6 +217,12 @@ class _Renderer:
             self._combined(run)
             return
         w.leave("!inside" if self.columns.ragged else "", how="return")
+        if self._beside():
+            with w.scope():
+                n = w.each("n", s.rows // BESIDE)
+                row = linear([(n, BESIDE)])
+                self._rows(row, lambda v: f"sum[{linear([(n, BESIDE), ('e', 1)])}][{v}]")
+            return
         differ = self.epilogue.differing
         together = gcd(s.rows, self.epilogue.together(run)) if differ else 1
         with w.scope():
@@ -235,6 +243,15 @@ class _Renderer:
         w.line("__syncthreads();")
         w.leave("!inside" if self.columns.ragged else "", how="return")
         first = f"warp / {s.split} * {s.split}" if s.warps > s.split else "0"
+        if self._beside():
+            each = linear([(f"warp % {s.split}", BESIDE)])
+            with w.block(f"for (int r = {each}; r < {s.rows}; r += {s.split * BESIDE})"):
+                w.line(f"{c} whole[{BESIDE}][{s.vector}] = {{}};")
+                loops = (("n", s.split), ("i", BESIDE), ("v", s.vector))
+                with w.unrolled(*(f"for (int {x} = 0; {x} < {size}; ++{x})" for x, size in loops)):
+                    w.line(f"whole[i][v] += shared.parts[{linear([(first, 1), ('n', 1)])}][r + i][v][lane];")
+                self._rows("r", lambda v: f"whole[e][{v}]")
+            return
         with w.block(f"for (int r = warp % {s.split}; r < {s.rows}; r += {s.split})"):
             position = self._position("r")
             w.line(f"{c} whole[{s.vector}] = {{}};")
@@ -242,6 +259,21 @@ class _Renderer:
                 part = f"shared.parts[{linear([(first, 1), ('n', 1)])}][r][v][lane]"
                 w.unrolled_line(f"for (int v = 0; v < {s.vector}; ++v) whole[v] += {part};")
             self.epilogue.results(position, [f"whole[{'e' if s.vector > 1 else '0'}]"], run)
+
+    def _beside(self) -> bool:
+        """Tells whether results of neighbouring few rows lie beside each other, and are written together."""
+        stores, last = [store.operand for store in self.spec.program.stores], len(self.spec.space) - 1
+        whole = self.s.rows % BESIDE == 0 and self.rows.total % BESIDE == 0
+        return self.streams.first and whole and all(self.epilogue.wide(op, BESIDE, last) for op in stores)
+
+    def _rows(self, row: str, sums: Callable[[str], str]) -> None:
+        """Writes results of neighbouring few rows together, for each of a thread's columns v with its sums ``e``."""
+        w = self.w
+        with w.scope():
+            v = w.each("v", self.s.vector)
+            *lead, _, at = self._position(row)
+            position = [*lead, linear([("col", 1), (v, 1)]), at]
+            self.epilogue.results(position, [sums(v)], Run(BESIDE, len(self.spec.space) - 1, "e"))
 
     def _position(self, row: str) -> list[str]:
         """Writes where a thread's results of one of its few rows lie; leaves the loop if there is no such row."""
