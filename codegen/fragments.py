@@ -50,6 +50,10 @@ class Space:
     def stores(self) -> tuple[Operand, ...]:
         return tuple(store.operand for store in self.program.stores)
 
+    def along(self, *, by_rows: bool) -> int:
+        """Returns the dimension of the program's space along which neighbours in rows, or in columns, lie."""
+        return len(self.shape) - (1 if by_rows else 1 + len(self.cols))
+
     @property
     def index_type(self) -> str:
         """int32 if every position and offset fits it with room for a tile past the end, else int64."""
@@ -104,10 +108,9 @@ class Staging:
 def staging(at: Space, rows: int, cols: int, products: int = 1) -> Staging:
     """Returns how ``rows`` x ``cols`` sums, of so many products, are staged for the program of a space."""
     first = at.stores[0].strides
-    last_row = len(at.shape) - len(at.cols) - 1
-    by_rows = first[-1] == 1 or first[last_row] != 1 or not in_order(at.results, len(at.rows))
+    by_rows = first[-1] == 1 or first[at.along(by_rows=False)] != 1 or not in_order(at.results, len(at.rows))
     length = cols if by_rows else rows
-    along = len(first) - 1 if by_rows else last_row
+    along = at.along(by_rows=by_rows)
     sizes = (at.shape[along], (at.cols if by_rows else at.rows)[-1], length)
 
     def suits(run: int) -> bool:
@@ -192,8 +195,7 @@ class ResultFragments:
         w, epilogue = self.w, self.epilogue
         runs = source.length // source.run
         every = source.size * runs
-        along = len(self.at.shape) - (1 if source.by_rows else 1 + len(self.at.cols))
-        run = Run(source.run, along, "e")
+        run = Run(source.run, self.at.along(by_rows=source.by_rows), "e")
         slow, fast = ("r", "c") if source.by_rows else ("c", "r")
         times = f" * {source.run}" if source.run > 1 else ""
 

@@ -1,4 +1,4 @@
-"""Results of the Hopper form that threads carry to rows which begin anywhere."""
+"""Results of the Hopper form that threads carry to rows which begin anywhere, or that are turned for planes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from kernel_cases import Case, check_cases
-from test_contraction import matmul
-from test_contraction_wgmma import hopper, image, in_pingpong, shape
+from test_contraction import convolution, matmul
+from test_contraction_wgmma import channel_bias, hopper, image, in_pingpong, shape
 
 import fusegraph as fg
 
@@ -129,6 +129,22 @@ def test_turned_results_of_every_length():
     ]
     for exe in check_cases(cases, guard=True):
         assert "_turned<64>" in exe.plan.kernels[0].source.code
+
+
+def test_planes_of_images():
+    """Windows of one element of images in NCHW: TMA brings tiles of planes, and writes such."""
+
+    def planes(graph: fg.Graph, y: fg.Tensor) -> None:
+        z = y * graph.tensor("scale", (1, y.shape[1], 1, 1), y.dtype) + graph.tensor("residual", y.shape, y.dtype)
+        graph.output(graph.relu(z), name="y")
+
+    cases = [
+        hopper(convolution((3, 40, 8, 8), (24, 40, 1, 1), "bfloat16", epilogue=planes), shape(2, 16)),
+        hopper(convolution((2, 24, 4, 6), (136, 24, 1, 1), "float16", epilogue=channel_bias), in_pingpong(), blocks=2),
+        hopper(convolution((2, 8, 2, 4, 8), (8, 8, 1, 1, 1), "bfloat16", epilogue=channel_bias), shape(1)),
+    ]
+    for exe in check_cases(cases, guard=True):
+        assert "tma_load" in exe.plan.kernels[0].source.code
 
 
 def strided(size: tuple[int, ...], channels: int, taps: int, **attributes: Any) -> Case:

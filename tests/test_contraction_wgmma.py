@@ -323,22 +323,6 @@ def test_convolutions():
     )
 
 
-def test_planes_of_images():
-    """Windows of one element of images in NCHW: TMA brings tiles of planes, and writes such."""
-
-    def planes(graph: fg.Graph, y: fg.Tensor) -> None:
-        z = y * graph.tensor("scale", (1, y.shape[1], 1, 1), y.dtype) + graph.tensor("residual", y.shape, y.dtype)
-        graph.output(graph.relu(z), name="y")
-
-    cases = [
-        hopper(convolution((3, 40, 8, 8), (24, 40, 1, 1), "bfloat16", epilogue=planes), shape(2, 16)),
-        hopper(convolution((2, 24, 4, 6), (136, 24, 1, 1), "float16", epilogue=channel_bias), in_pingpong(), blocks=2),
-        hopper(convolution((2, 8, 2, 4, 8), (8, 8, 1, 1, 1), "bfloat16", epilogue=channel_bias), shape(1)),
-    ]
-    for exe in check_cases(cases, guard=True):
-        assert "tma_load" in exe.plan.kernels[0].source.code
-
-
 @pytest.mark.slow
 def test_gathered():
     cases = [

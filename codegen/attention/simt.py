@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from codegen.attention.scores import Scores, argument_names, merged, stored
 from codegen.attention.spec import AttentionSpec
@@ -74,36 +75,47 @@ def buffers(spec: AttentionSpec, s: AttentionSimtSchedule) -> Buffers:
 
 def schedules(spec: AttentionSpec, target: Target) -> tuple[AttentionSimtSchedule, ...]:
     """Returns schedules worth trying, best guess first.  Raises Declined if a tile does not fit."""
-    found = [AttentionSimtSchedule(n) for n in QUERIES if n * -(-spec.width // LANES) <= MOST_SUMS]
+    found = [AttentionSimtSchedule(n) for n in _queries(spec.width)]
     found = [s for s in found if buffers(spec, s).bytes <= MOST_SHARED]
     if not found:
         raise Declined(f"32 keys of {spec.depth} and values of {spec.width} elements do not fit shared memory")
     return tuple(sorted(found, key=lambda s: cost(spec, s, target)))
 
 
+class Sizes(NamedTuple):
+    """What the time of attention follows from: ``batch`` counts ``parts`` of the keys, ``real`` is the type in C."""
+
+    depth: int
+    width: int
+    real: str
+    batch: int
+    rows: int
+    keys: int
+    parts: int
+
+
 def cost(spec: AttentionSpec, s: AttentionSimtSchedule, target: Target) -> float:
     """Returns the cycles that a schedule is estimated to take."""
-    return _cycles(
-        s.queries, spec.depth, spec.width, spec.program.real, prod(spec.batch), spec.rows, spec.keys, target, spec.parts
-    )
+    batch, real = prod(spec.batch), spec.program.real
+    return _cycles(Sizes(spec.depth, spec.width, real, batch, spec.rows, spec.keys, spec.parts), s.queries, target)
 
 
-def least_cycles(
-    depth: int, width: int, real: str, batch: int, rows: int, keys: int, parts: int, target: Target
-) -> float:
-    """Returns the cycles that attention of such sizes is estimated to take, its keys in parts of a batch each."""
-    found = [n for n in QUERIES if n * -(-width // LANES) <= MOST_SUMS] or [1]
-    return min(_cycles(n, depth, width, real, batch * parts, rows, keys, target, parts) for n in found)
+def least_cycles(sizes: Sizes, target: Target) -> float:
+    """Returns the cycles that attention is estimated to take with the best number of queries a warp."""
+    return min(_cycles(sizes, n, target) for n in _queries(sizes.width) or [1])
 
 
-def _cycles(
-    queries: int, depth: int, width: int, real: str, batch: int, rows: int, keys: int, target: Target, parts: int
-) -> float:
-    """Returns the estimated cycles, from those that shared memory and multiply-adds take for a tile of keys, of which
-    all are met.  The batch counts ``parts`` of the keys.
+def _queries(width: int) -> list[int]:
+    """Returns how many queries a warp may have whose threads have sums of values of ``width`` elements."""
+    return [n for n in QUERIES if n * -(-width // LANES) <= MOST_SUMS]
+
+
+def _cycles(sizes: Sizes, n: int, target: Target) -> float:
+    """Returns the estimated cycles of ``n`` queries a warp, from those that shared memory and multiply-adds take for a
+    tile of keys, of which all are met.
     """
-    words, size, n = SIZES[real] // 4, vector(real, depth), queries
-    columns = Edge(width, LANES).tiles
+    depth, width, real, batch, rows, keys, parts = sizes
+    words, size, columns = SIZES[real] // 4, vector(real, depth), Edge(width, LANES).tiles
     shared = depth * words + n * depth / size  # a row of keys for each lane, and queries for all of them
     shared += LANES * columns * words + n * LANES * SIZES[real] / VECTORS + n * (EXCHANGES + words)
     shared += (depth + width) * words * LANES / (WARPS * LANES)

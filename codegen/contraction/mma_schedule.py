@@ -355,7 +355,7 @@ def _crossing(spec: ContractionSpec) -> int:
     if not spec.program.stores:
         return 0
     at = space(spec)
-    along = len(at.shape) - (1 if staging(at, WARP_TILE, WARP_TILE, spec.products).by_rows else 1 + len(at.cols))
+    along = at.along(by_rows=staging(at, WARP_TILE, WARP_TILE, spec.products).by_rows)
     return sum(op.strides[along] not in (0, 1) for op in at.program.loads) if at.shape[along] > 1 else 0
 
 

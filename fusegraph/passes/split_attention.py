@@ -133,7 +133,8 @@ def _threads_times(node: Node, target: Target, batch: int, rows: int, keys: int)
     def time(parts: int) -> float:
         moved = 2 * parts * batch * rows * width * SIZES[real] / target.bytes_per_cycle if parts > 1 else 0.0
         combining = COMBINING_FEW + moved if parts > 1 else 0.0
-        return (simt.least_cycles(depth, width, real, batch, rows, keys, parts, target) + combining) / unit
+        sizes = simt.Sizes(depth, width, real, batch * parts, rows, keys, parts)
+        return (simt.least_cycles(sizes, target) + combining) / unit
 
     return {parts: time(parts) for parts in range(1, min(MOST_PARTS, -(-keys // KEYS)) + 1)}
 
