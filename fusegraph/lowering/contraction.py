@@ -245,8 +245,8 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
     count = anchor.attributes["parts"]
     size, *others = whole.inner
     each = part_length(size, count)
-    ragged = size % count != 0
-    rest = Limit((each, *(0 for _ in whole.batch)), (), (1, *(0 for _ in others)), 0, size)  # the last part has less
+    end = Limit((each, *(0 for _ in whole.batch)), (), (1, *(0 for _ in others)), 0, size)
+    ends = (end,) if size % count else ()  # the last part has less
 
     def limited(limits: Iterable[Limit]) -> tuple[Limit, ...]:
         return tuple(replace(x, batch=(each * x.inner[0] if x.inner else 0, *x.batch)) for x in limits)
@@ -267,7 +267,7 @@ def product(anchor: Node, first: Operand | None = None, second: Operand | None =
         gathered(whole.a),
         gathered(whole.b),
         strides,
-        (*limited(whole.terms), *([rest] if ragged else [])),
+        (*limited(whole.terms), *ends),
         limited(whole.results),
     )
 
