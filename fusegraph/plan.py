@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -290,6 +292,27 @@ def source_of(group: Group, spec: KernelSpec, schedule: Schedule, place: Place) 
     return moved_to(source, group)
 
 
+class _Sources:
+    """Sources of kernels, by what they compute, how and where, and their names."""
+
+    def __init__(self) -> None:
+        self.names = Identifiers()
+        self.found: dict[tuple[str, Schedule, Place], KernelSource] = {}
+
+
+_SHARED: ContextVar[_Sources | None] = ContextVar("shared kernels", default=None)
+
+
+@contextmanager
+def shared_kernels() -> Iterator[None]:
+    """Lets all graphs that are planned in a block, as the pieces of a program, share kernels that compute the same."""
+    token = _SHARED.set(_Sources())
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
 @phase("rendering")
 def rendered(
     chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group], over: Mapping[Tensor, Tensor]
@@ -297,16 +320,16 @@ def rendered(
     """Returns the kernels of groups; what else is given is that of `places`.
 
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
-    network that are alike are compiled once.
+    network that are alike are compiled once, also where they are graphs of their own (`shared_kernels`).
     """
-    names = Identifiers()
-    sources: dict[tuple[str, Place], KernelSource] = {}
+    sources = _SHARED.get() or _Sources()
     kernels = []
     for (group, alike, choice), place in zip(chosen, places(chosen, turned, cached, over)):
         if place.cached:
             choice = replace(choice, schedule=without_evict_last(choice.schedule))
-        if (alike, place) not in sources:
-            spec = replace(group.lowered.spec, name=names.unique(group.lowered.spec.name))
-            sources[alike, place] = source_of(group, spec, choice.schedule, place)
-        kernels.append(Kernel(group, sources[alike, place], choice))
+        key = alike, choice.schedule, place
+        if key not in sources.found:
+            spec = replace(group.lowered.spec, name=sources.names.unique(group.lowered.spec.name))
+            sources.found[key] = source_of(group, spec, choice.schedule, place)
+        kernels.append(Kernel(group, sources.found[key], choice))
     return tuple(kernels)

@@ -6,6 +6,7 @@ import re
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,28 @@ def test_order_progress_and_duplicates(jobs: int | None) -> None:
     assert all(source.name == done.name for source, done in seen)
     assert compiled[0] is compiled[4], "equal sources are compiled once"
     assert len({each.cubin for each in compiled}) == 4
+
+
+def test_what_is_being_compiled_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, let_go, compiled = threading.Event(), threading.Event(), list[str]()
+    compile_it = nvrtc._compile
+
+    def slow(unit: nvrtc._Unit, cache: DiskCache | None) -> CompiledKernel:
+        compiled.append(unit.source.name)
+        begun.set()
+        assert let_go.wait(60)
+        return compile_it(unit, cache)
+
+    monkeypatch.setattr(nvrtc, "_compile", slow)
+    first = nvrtc.start([kernel(SCALE, "one"), kernel(SCALE, "two")], "sm_80", jobs=1)
+    second = nvrtc.start([kernel(SCALE, "two"), kernel(SCALE, "three")], "sm_80", jobs=1)
+    assert begun.wait(60)
+    for future, (_, unit) in first._futures.items():  # the first gives up, as where one of its kernels fails
+        assert future.cancel() == (unit.source.name == "two")
+    let_go.set()
+    assert [each.name for each in second.kernels()] == ["two", "three"]
+    assert sorted(compiled) == ["one", "three", "two"]
+    assert not nvrtc._UNDER_WAY
 
 
 def test_nothing_to_compile() -> None:

@@ -19,7 +19,7 @@ from fusegraph.engines.plans import _dumped
 from fusegraph.lowering import prologue
 from fusegraph.lowering.base import Options
 from fusegraph.passes import estimates
-from fusegraph.plan import Plan, plan
+from fusegraph.plan import Plan, plan, shared_kernels
 
 HOPPER = codegen.target("sm_90a")
 
@@ -140,3 +140,23 @@ def test_a_network_is_made_when_it_is_asked_for():
     assert list(g.network.nodes) == g.nodes  # also after a change
     entry = _dumped(planned(g), g)
     assert b"networkx" not in (entry or b"networkx")
+
+
+def test_graphs_that_are_planned_together_share_kernels() -> None:
+    def layer(name: str, width: int) -> Graph:
+        g = Graph(name)
+        x, w = g.tensor("x", (64, 256), "float16"), g.tensor(f"w_of_{name}", (256, width), "float16")
+        g.output(g.softmax(g.gelu(g.matmul(x, w)), axis=1))
+        return g
+
+    def sources(count: int) -> list[list[Any]]:
+        plans = [planned(layer(f"layer_{n}", 256)) for n in range(count)] + [planned(layer("layer_0", 512))]
+        return [[kernel.source for kernel in p.kernels] for p in plans]
+
+    with shared_kernels():
+        first, *alike, other = sources(3)
+    assert len(first) > 1
+    assert all(a is b for each in alike for a, b in zip(first, each, strict=True))
+    assert len({source.name for source in (*first, *other)}) == len(first) + len(other), "names are unique"
+    apart = [source for each in sources(3) for source in each]
+    assert len({source.code for source in apart}) == len(apart)

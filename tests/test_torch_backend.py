@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
+from fusegraph import plan as planning  # noqa: E402
 from fusegraph.dtypes import float32  # noqa: E402
 from fusegraph.errors import ArgumentError, FileError  # noqa: E402
 from fusegraph.frontends.torch import backend, vectors  # noqa: E402
@@ -182,6 +183,26 @@ def test_operators_are_left_to_torch_by_an_option() -> None:
     (report,) = fusegraph.torch.report()
     assert report.left == (("exp", "aten.exp.default", "left by an option"),)
     assert report.operators == report.kernels == 1
+
+
+@pytest.mark.slow
+def test_layers_that_torch_separates_share_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = []
+    source_of = planning.source_of
+    monkeypatch.setattr(planning, "source_of", lambda *given: sources.append(source_of(*given)) or sources[-1])
+
+    def layers(x: Any) -> Any:
+        for _ in range(4):
+            x = (x.relu() + 1).exp() * 0.5  # torch computes exp
+        return x
+
+    x = torch.randn(3, 5)
+    with torch.no_grad():
+        found = torch.compile(layers, backend="fusegraph", options={"leave": ["aten.exp.default"]})(x)
+    torch.testing.assert_close(found, layers(x))
+    (report,) = fusegraph.torch.report()
+    assert report.kernels == 5
+    assert len(sources) == 3, "the first one, the last one, and one for those between"
 
 
 @pytest.mark.parametrize("how", [{"options": {"speed": 11}}, {"mode": "fastest"}])

@@ -15,6 +15,7 @@ import os
 import re
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -145,6 +146,15 @@ def compile_kernels(
     return start(sources, arch, **how).kernels(progress)
 
 
+#: What is being compiled now, by the cache that it is for and its key.
+_UNDER_WAY: dict[tuple[DiskCache | None, str], Future[CompiledKernel]] = {}
+_UNDER_WAY_LOCK = threading.Lock()
+
+
+def _forget(entry: tuple[DiskCache | None, str], _: Future[CompiledKernel]) -> None:
+    _UNDER_WAY.pop(entry, None)
+
+
 class Compilation:
     """Kernels that threads compile, in the order in which they were asked for."""
 
@@ -153,16 +163,22 @@ class Compilation:
     ) -> None:
         """keys: the key of each source, by its identity; done: the kernels that need no compilation, by key."""
         self._sources, self._keys, self._done = sources, keys, done
-        self._futures: dict[Future[CompiledKernel], str] = {}
+        self._futures: dict[Future[CompiledKernel], tuple[str, _Unit]] = {}
 
     def _compile(self, units: Mapping[str, _Unit], cache: DiskCache | None, jobs: int | None) -> None:
-        """Starts to compile units, the longest first."""
+        """Starts to compile units, the longest first; waits for what others compile already."""
         if not units:
             return
+        self._cache = cache
         workers = min(jobs or len(os.sched_getaffinity(0)), len(units))
         pool = ThreadPoolExecutor(workers, thread_name_prefix="nvrtc")
-        longest_first = sorted(units, key=lambda key: -len(units[key].source.code))
-        self._futures = {pool.submit(_compile, units[key], cache): key for key in longest_first}
+        for key in sorted(units, key=lambda key: -len(units[key].source.code)):
+            with _UNDER_WAY_LOCK:
+                future = _UNDER_WAY.get((cache, key))
+                if future is None:
+                    future = _UNDER_WAY[cache, key] = pool.submit(_compile, units[key], cache)
+                    future.add_done_callback(functools.partial(_forget, (cache, key)))
+            self._futures[future] = key, units[key]
         pool.shutdown(wait=False)
 
     def kernels(self, progress: Progress | None = None) -> list[CompiledKernel]:
@@ -171,8 +187,9 @@ class Compilation:
             self._tell(key, progress)
         try:
             for future in as_completed(self._futures):
-                key = self._futures[future]
-                self._done[key] = future.result()
+                key, unit = self._futures[future]
+                # Who had begun to compile it may have given up.
+                self._done[key] = _compile(unit, self._cache) if future.cancelled() else future.result()
                 self._tell(key, progress)
         except BaseException:
             for future in self._futures:

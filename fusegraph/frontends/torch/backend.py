@@ -62,7 +62,7 @@ from fusegraph.frontends.torch.table import Precision
 from fusegraph.frontends.torch.whole_attention import NAMES, keep_whole
 from fusegraph.graph import Graph
 from fusegraph.phases import Phases, counted, phase, separately, without_collections
-from fusegraph.plan import Plan
+from fusegraph.plan import Plan, shared_kernels
 from fusegraph.report.explain import count_text
 from fusegraph.runtime.arrays import torch_dtype
 from fusegraph.sized_graphs import graph_at
@@ -362,7 +362,7 @@ def _compiled(
 ) -> tuple[Cut, dict[Piece, Executable]]:
     """Cuts a graph, and compiles the pieces if ``check`` does not raise."""
     start = time.perf_counter()
-    with separately() as phases, without_collections():
+    with separately() as phases, without_collections(), shared_kernels():
         with phases.phase("import"):
             divided = division, graphs = _divided(analysis, phase, settings, names)
             check(divided)

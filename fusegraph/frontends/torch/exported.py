@@ -19,7 +19,7 @@ from fusegraph.frontends.torch.report import FunctionReport, piece_report
 from fusegraph.graph import Graph
 from fusegraph.lowering.base import Options
 from fusegraph.phases import Phases, counted, phase, without_collections
-from fusegraph.plan import plan
+from fusegraph.plan import plan, shared_kernels
 from fusegraph.runtime.targets import DEFAULT, named
 
 
@@ -95,7 +95,7 @@ def explain(module: Any, *inputs: Any, target: str = DEFAULT) -> FunctionReport:
     """
     began = time.perf_counter()
     phases = Phases()
-    with counted(phases), without_collections():
+    with counted(phases), without_collections(), shared_kernels():
         with phase("tracing"), torch.no_grad():
             program = torch.export.export(module, inputs)
         name = type(module).__name__
