@@ -167,6 +167,42 @@ def test_computed_operands():
     assert all(len(exe.plan.kernels) == 1 for exe in made)
 
 
+def in_rows(few: int, depth: int, size: int, dtype: str = "float32", **more: Any) -> Case:
+    """A large operand whose rows lie along the sum, as torch's linear layers have it."""
+    return matmul((few, depth), (depth, size), dtype, b_strides=(1, depth), **more)
+
+
+@pytest.mark.slow
+def test_every_schedule_of_lanes_that_share_a_sum():
+    check([in_rows(3, 72, 40)], every())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float64", marks=pytest.mark.slow), "int8"])
+def test_lanes_share_a_sum(dtype):
+    sizes = [(1, 256, 12), (3, 170, 33), (2, 301, 8), (16, 131, 66), (20, 200, 36)]
+    cases = [in_rows(*size, dtype, compute="float64" if dtype == "float64" else "float32") for size in sizes]
+    cases += [matmul((size, depth), (depth, few), dtype) for few, depth, size in sizes if dtype == "float32"]
+    for exe in check(cases, every(1000, 31)):
+        assert exe.plan.kernels[0].choice.schedule.lanes > 1
+
+
+@pytest.mark.parametrize("along", [False, True])
+def test_several_products(along):
+    """A gated layer: two products of one operand."""
+    cases = []
+    for few, depth, size in ((1, 96, 40), (5, 75, 33), (16, 40, 24)):
+        graph = fg.Graph(f"gated {few} {depth} {size}")
+        x = graph.tensor("x", (few, depth))
+        strides = (1, depth) if along else (size, 1)
+        gate, up = (graph.tensor(name, (depth, size), strides=strides) for name in ("gate", "up"))
+        bias = graph.tensor("bias", (size,))
+        graph.output(graph.swish(graph.matmul(x, gate) + bias) * graph.matmul(x, up), name="y")
+        cases.append(Case(graph))
+    for exe in check(cases, every(1000, 23)):
+        assert len(exe.plan.kernels) == 1
+        assert (exe.plan.kernels[0].choice.schedule.lanes > 1) == (along and exe.graph.inputs[0].shape[1] > 32)
+
+
 def test_special_values():
     check(
         [matmul((3, 40), (40, 64), dtype, special=0.03) for dtype in ("float32", "bfloat16", "float64")], every(20, 9)
@@ -181,7 +217,6 @@ def test_what_it_is_not_for():
 
     assert "at most 256" in reason(matmul((300, 8), (8, 300)).graph)
     assert "limits" in reason(convolution((2, 16, 9, 9), (16, 16, 3, 3), padding=1).graph)
-    assert "along the reduction" in reason(matmul((3, 64), (64, 300), b_strides=(1, 64)).graph)
     assert "shared memory" in reason(matmul((3, 70000), (70000, 40), "float64", compute="float64").graph)
 
 

@@ -7,13 +7,12 @@ memory.  The warps of a block may share the reduction; they add up their sums in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import gcd, prod
 
-from codegen.buffers import VECTORS, Edge, every, where
-from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, fits, run, streams
+from codegen.buffers import Edge, every, guard, where
+from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, chunk, fits, run, streams
 from codegen.declined import Declined
-from codegen.dtypes import SIZE_OF
 from codegen.epilogue import Epilogue, Run, batches, operand_value
 from codegen.iteration import bounds, coordinates, far, linear, signed_index_type, used
 from codegen.kernel import Kernel, locate
@@ -26,6 +25,11 @@ from codegen.spec import ContractionSpec, KernelSource
 AHEAD = "_ahead"
 #: Results of neighbouring few rows that a thread writes together.
 BESIDE = 4
+
+
+def _read(source: Source, suffix: str = "") -> str:
+    """Returns the name of the array of what a thread has read of a source."""
+    return f"{source.name}{f'_{source.product}' if source.of else ''}_next{suffix}"
 
 
 def render(spec: ContractionSpec, schedule: StreamSchedule) -> KernelSource:
@@ -42,21 +46,24 @@ class _Renderer:
         spec = self.spec
         self.w = Kernel(spec.name)
         names = self.w.names
-        self.sides = Prologue(self.w, spec.a, names, "a"), Prologue(self.w, spec.b, names, "b")
+        self.sides = Prologue(self.w, spec.a, names, "a"), Prologue(self.w, spec.b, names, "b", spec.others)
         self.large, self.few = self.sides if found.first else self.sides[::-1]
         self.epilogue = Epilogue(self.w, spec.program, names, spec.space, spec.accumulate, spec.result)
         self.rows, self.columns = Edge(found.few, schedule.rows), Edge(found.size, schedule.columns)
         self.row0, self.col0 = (
             name if most(e.tiles) > 1 else "0" for name, e in (("row0", self.rows), ("col0", self.columns))
         )
-        self.run = min(run(found), schedule.terms) if schedule.vector == 1 else 1  # both are powers of two
+        self.sums = spec.products * schedule.rows  # of a column: all rows of one product, and then of the next
+        one = schedule.vector == 1 or schedule.lanes > 1
+        self.run = min(run(found), schedule.terms) if one else 1  # both are powers of two
         reach = [*spec.a.reaches(spec.batch, spec.m, spec.k), *spec.b.reaches(spec.batch, spec.n, spec.k)]
         self.t = signed_index_type(*reach, *bounds(spec.program.operands, spec.space), *far(spec.program))
 
     def render(self) -> KernelSource:
         w, s, spec = self.w, self.s, self.spec
         what = "rows" if self.streams.first else "columns"
-        shared = f"; {s.split} warps share the reduction" if s.split > 1 else ""
+        sharing = [f"{n} {who}" for n, who in ((s.split, "warps"), (s.lanes, "lanes of each")) if n > 1]
+        shared = f"; {' and '.join(sharing)} share the reduction" if sharing else ""
         details = [
             f"{spec.sums} in {spec.accumulate}",
             f"a thread has {s.vector} {what} of the large operand, and {s.rows} of the other one{shared}",
@@ -75,8 +82,11 @@ class _Renderer:
         self._fill()
         w.line()
         groups = f"warp / {s.split}" if s.split > 1 else "warp"
-        mine = [(groups, 32 * s.vector)] if s.warps > s.split else []
-        w.line(f"const {self.t} col = {linear([(self.col0, 1), *mine, ('lane', s.vector)])};")
+        mine = [(groups, 32 // s.lanes * s.vector)] if s.warps > s.split else []
+        if s.lanes > 1:
+            w.line(f"const int own = lane % {s.lanes};  // among the lanes that share a sum")
+        lane = f"lane / {s.lanes}" if s.lanes > 1 else "lane"
+        w.line(f"const {self.t} col = {linear([(self.col0, 1), *mine, (lane, s.vector)])};")
         if self.columns.ragged:
             w.line(f"const bool inside = {self.columns.inside('col')};")
         self.large.begin(self.t, "", batches(spec.batch), ["col"])
@@ -90,7 +100,7 @@ class _Renderer:
         """Writes how a block brings its few rows to shared memory, and zeros for terms that do not exist."""
         w, s, spec, few = self.w, self.s, self.spec, self.few
         sizes = spec.n if self.streams.first else spec.m
-        depth, c = Edge(self.streams.depth, s.terms), spec.accumulate
+        depth, c = Edge(self.streams.depth, s.step), spec.accumulate
         steps = few.gather.outer[-1], few.gather.inner[-1]
         by_terms = abs(steps[1]) < abs(steps[0])  # neighbouring threads read neighbours in memory
         w.line()
@@ -109,8 +119,21 @@ class _Renderer:
                 few.begin(self.t, "", batches(spec.batch), place)
                 read = {source.value: self._element(few, source, "k") for source in few.sources}
                 w.line(f"value = {operand_value(few.gather.operand, few.element(read), c)};")
-            w.line("shared.few[k][r] = value;")
+            if s.lanes > 1:
+                each, place = chunk(c, s.rows), self._apart("k", depth)
+                w.line(f"shared.few[{f'r / {each}' if s.rows > each else '0'}][{place}][r % {each}] = value;")
+            else:
+                w.line("shared.few[k][r] = value;")
         w.line("__syncthreads();")
+
+    def _apart(self, k: str, depth: Edge) -> str:
+        """Returns the C expression of where the few rows' term k is, for lanes that have ``run`` terms side by side.
+
+        All first terms lie one behind another, then all second ones: lanes read neighbours.
+        """
+        if self.run == 1:
+            return k
+        return linear([(f"{k} % {self.run}", depth.padded // self.run), (f"{k} / {self.run}", 1)])
 
     def _element(self, side: Prologue, source: Source, k: str) -> str:
         """Returns the C expression of a source's element at this term."""
@@ -125,12 +148,12 @@ class _Renderer:
 
     def _multiply(self) -> None:
         w, s, c = self.w, self.s, self.spec.accumulate
-        depth = Edge(self.streams.depth, s.terms)
-        step = s.terms * s.split
-        w.line(f"{c} sum[{s.rows}][{s.vector}] = {{}};")
-        begin = linear([(f"warp % {s.split}", s.terms)]) if s.split > 1 else "0"
+        depth = Edge(self.streams.depth, s.step)
+        step = s.step * s.split
+        w.line(f"{c} sum[{self.sums}][{s.vector}] = {{}};")
+        begin = linear([(f"warp % {s.split}", s.step if s.split > 1 else 0), ("own", self.run if s.lanes > 1 else 0)])
         if s.split == 1 and most(depth.tiles) <= 1:
-            w.line(f"constexpr {self.t} k0 = 0;")
+            w.line(f"{'const' if s.lanes > 1 else 'constexpr'} {self.t} k0 = {begin};")
             self._declare("")
             self._fetch("k0", "")
             self._terms(depth)
@@ -141,8 +164,8 @@ class _Renderer:
         w.line(f"if ({begin} < {depth.padded}) fetch({begin});")
         with w.block(f"for ({self.t} k0 = {begin}; k0 < {depth.padded}; k0 += {step})"):
             for source, count, each in self._vectors():
-                w.line(f"Vector<{source.ctype}, {count}> {source.next}[{each}];")
-                w.unrolled_line(f"for (int u = 0; u < {each}; ++u) {source.next}[u] = {source.next}{AHEAD}[u];")
+                w.line(f"Vector<{source.ctype}, {count}> {_read(source)}[{each}];")
+                w.unrolled_line(f"for (int u = 0; u < {each}; ++u) {_read(source)}[u] = {_read(source, AHEAD)}[u];")
             w.line(f"if (k0 + {step} < {depth.padded}) fetch(k0 + {step});  // on its way while these are multiplied")
             self._terms(depth)
 
@@ -151,60 +174,82 @@ class _Renderer:
         w, s, c = self.w, self.s, self.spec.accumulate
         with w.scope():
             u = w.each("u", s.terms)
-            w.line(f"const {self.t} k = {linear([('k0', 1), (u, 1)])};")
-            self._few()
+            w.line(f"const {self.t} k = {self._term('k0', u)};")
+            self._few(depth)
             v = w.each("v", s.vector)
-            read = {x.value: self._next(x, u, v) for x in self.large.sources}
-            value = operand_value(self.large.gather.operand, self.large.element(read), c)
             # What is computed of nothing may be no number: only what is read is zero where there is no term.
             kept = depth.inside("k") if self.large.program is not None else ""
-            w.line(f"const {c} value = {where(kept, value, f'{c}(0)')};")
-            total = f"sum[r][{v}]"
-            w.unrolled_line(f"for (int r = 0; r < {s.rows}; ++r) {total} = multiply_add(few[r], value, {total});")
+            for product in range(self.spec.products):
+                read = {x.value: self._next(x, u, v) for x in self.large.sources_of(product)}
+                value = operand_value(self.large.gather.operand, self.large.element(read, product), c)
+                name = f"value{product or ''}"
+                w.line(f"const {c} {name} = {where(kept, value, f'{c}(0)')};")
+                total = f"sum[{linear([('r', 1)], product * s.rows)}][{v}]"
+                w.unrolled_line(f"for (int r = 0; r < {s.rows}; ++r) {total} = multiply_add(few[r], {name}, {total});")
 
-    def _few(self) -> None:
+    def _term(self, first: str, u: str) -> str:
+        """Returns the C expression of a thread's u-th term from ``first`` on."""
+        if self.s.lanes == 1 or self.run == self.s.terms:
+            return linear([(first, 1), (u, 1)])
+        if self.run == 1:
+            return linear([(first, 1), (u, self.s.lanes)])
+        return linear([(first, 1), (f"{u} / {self.run}", self.s.lanes * self.run), (f"{u} % {self.run}", 1)])
+
+    def _few(self, depth: Edge) -> None:
         """Writes the loads of term k of the few rows."""
         w, s, c = self.w, self.s, self.spec.accumulate
-        chunk = min(s.rows, VECTORS // SIZE_OF[c])
+        each = chunk(c, s.rows)
         w.line(f"{c} few[{s.rows}];")
         with w.scope():
-            n = w.each("n", s.rows // chunk)
-            w.line(f"const auto chunk = load_shared<{chunk}>(&shared.few[k][{linear([(n, chunk)])}]);")
-            w.each_element(chunk, f"few[{linear([(n, chunk), ('e', 1)])}] = chunk[e];")
+            n = w.each("n", s.rows // each)
+            at = f"{n}][{self._apart('k', depth)}][0" if s.lanes > 1 else f"k][{linear([(n, each)])}"
+            w.line(f"const auto chunk = load_shared<{each}>(&shared.few[{at}]);")
+            w.each_element(each, f"few[{linear([(n, each), ('e', 1)])}] = chunk[e];")
 
     def _vectors(self) -> Iterator[tuple[Source, int, int]]:
-        """Yields the sources that a thread reads, with the elements of a read, and how many of these it needs next."""
+        """Yields the sources that a thread reads, with the elements of a read, and how many of these it needs next.
+
+        Lanes that share a sum need these for each of their columns, one column behind another.
+        """
         for source in self.large.sources:
             if source.pointer:
-                step = self.large.place(source).outer[-1]
-                count = self.run if self.run > 1 else self.s.vector if step == 1 else 1
-                yield source, count, self.s.terms // self.run
+                step, apart = self.large.place(source).outer[-1], self.s.lanes > 1
+                count = self.run if apart or self.run > 1 else self.s.vector if step == 1 else 1
+                yield source, count, self.s.terms // self.run * (self.s.vector if apart else 1)
 
     def _declare(self, suffix: str) -> None:
         """Writes the arrays for what a thread reads at a time, vectors of rows, or of terms: zeros at first."""
         for source, count, each in self._vectors():
-            self.w.line(f"Vector<{source.ctype}, {count}> {source.next}{suffix}[{each}] = {{}};")
+            self.w.line(f"Vector<{source.ctype}, {count}> {_read(source, suffix)}[{each}] = {{}};")
 
     def _fetch(self, first: str, suffix: str) -> None:
         """Writes the reads of the terms from ``first`` on."""
-        w, depth = self.w, Edge(self.streams.depth, self.s.terms)
+        w, depth = self.w, Edge(self.streams.depth, self.s.step)
         with w.guarded("inside" if self.columns.ragged else ""):
             for source, count, each in self._vectors():
                 with w.scope():
-                    u = w.each("u", each)
-                    k = linear([(first, 1), (u, self.run)])
-                    text = f"load<{count}>({source.pointer} + {self._at(self.large, source, k)})"
+                    v, of_column = "0", each
+                    if self.s.lanes > 1:
+                        v, of_column = w.each("v", self.s.vector), each // self.s.vector
+                    u = w.each("u", of_column)
+                    k = linear([(first, 1), (u, self.run * self.s.lanes)])
+                    step = self.large.place(source).outer[-1]
+                    at = linear([(self._at(self.large, source, k), 1), (v, step)])
+                    text = f"load<{count}>({source.pointer} + {at})"
                     text = where(depth.inside(k), text, f"Vector<{source.ctype}, {count}>{{}}")
-                    w.line(f"{source.next}{suffix}[{u}] = {text};")
+                    w.line(f"{_read(source, suffix)}[{linear([(v, of_column), (u, 1)])}] = {text};")
 
     def _next(self, source: Source, u: str, v: str) -> str:
         """Returns the C expression of an element that has been read."""
         step = self.large.place(source).outer[-1]
         if not source.pointer:
-            return f"int32({linear([(self._at(self.large, source, f'k0 + {u}'), 1), (v, step)])})"
+            return f"int32({linear([(self._at(self.large, source, self._term('k0', u)), 1), (v, step)])})"
+        of_column = self.s.terms // self.run if self.s.lanes > 1 else 0
         if self.run > 1:
-            return f"{source.next}[{u} / {self.run}][{u} % {self.run}]"
-        return f"{source.next}[{u}][{v if step == 1 else 0}]"
+            return f"{_read(source)}[{linear([(v, of_column), (f'{u} / {self.run}', 1)])}][{u} % {self.run}]"
+        if of_column:
+            return f"{_read(source)}[{linear([(v, of_column), (u, 1)])}][0]"
+        return f"{_read(source)}[{u}][{v if step == 1 else 0}]"
 
     # ---- results
 
@@ -213,7 +258,7 @@ class _Renderer:
         w.line()
         self.epilogue.scalars()
         run, e = Run(s.vector, self.streams.along, "e"), "e" if s.vector > 1 else "0"
-        if s.split > 1:
+        if s.split * s.lanes > 1:
             self._combined(run)
             return
         w.leave("!inside" if self.columns.ragged else "", how="return")
@@ -233,32 +278,44 @@ class _Renderer:
                 with w.repeated("i", together):
                     self.epilogue.bring(self._position(row), run, given)
             w.each("i", together)
-            self.epilogue.results(self._position(row), [f"sum[{row}][{e}]"], run, given=given)
+            sums = [f"sum[{linear([(row, 1)], p * s.rows)}][{e}]" for p in range(self.spec.products)]
+            self.epilogue.results(self._position(row), sums, run, given=given)
 
     def _combined(self, run: Run) -> None:
-        """Writes the results of warps that share the reduction: each has some of the rows."""
-        w, s, c = self.w, self.s, self.spec.accumulate
-        with w.unrolled(f"for (int r = 0; r < {s.rows}; ++r)", f"for (int v = 0; v < {s.vector}; ++v)"):
-            w.line("shared.parts[warp][r][v][lane] = sum[r][v];")
+        """Writes the results of warps and lanes that share the reduction: each has some of the rows."""
+        w, s, spec, c = self.w, self.s, self.spec, self.spec.accumulate
+        e, place = ("e" if s.vector > 1 else "0"), f"lane / {s.lanes}" if s.lanes > 1 else "lane"
+        with w.unrolled(f"for (int r = 0; r < {self.sums}; ++r)", f"for (int v = 0; v < {s.vector}; ++v)"):
+            if s.lanes > 1:
+                w.line(f"sum[r][v] = reduce::lanes<reduce::Add, {s.lanes}>(sum[r][v]);")
+            w.line(f"{guard('own == 0' if s.lanes > 1 else '')}shared.parts[warp][r][v][{place}] = sum[r][v];")
         w.line("__syncthreads();")
         w.leave("!inside" if self.columns.ragged else "", how="return")
         first = f"warp / {s.split} * {s.split}" if s.warps > s.split else "0"
+        parts = linear([(first, 1), ("n" if s.split > 1 else "0", 1)])
+        own = [(f"warp % {s.split}", s.lanes if s.split > 1 else 0), ("own", 1 if s.lanes > 1 else 0)]
+        step = s.split * s.lanes
+        of_parts = (("n", s.split if s.split > 1 else 0),)
         if self._beside():
-            each = linear([(f"warp % {s.split}", BESIDE)])
-            with w.block(f"for (int r = {each}; r < {s.rows}; r += {s.split * BESIDE})"):
+            each = linear([(x, BESIDE * count) for x, count in own])
+            with w.block(f"for (int r = {each}; r < {s.rows}; r += {step * BESIDE})"):
                 w.line(f"{c} whole[{BESIDE}][{s.vector}] = {{}};")
-                loops = (("n", s.split), ("i", BESIDE), ("v", s.vector))
-                with w.unrolled(*(f"for (int {x} = 0; {x} < {size}; ++{x})" for x, size in loops)):
-                    w.line(f"whole[i][v] += shared.parts[{linear([(first, 1), ('n', 1)])}][r + i][v][lane];")
+                self._added((*of_parts, ("i", BESIDE), ("v", s.vector)), "whole[i][v]", f"{parts}][r + i", place)
                 self._rows("r", lambda v: f"whole[e][{v}]")
             return
-        with w.block(f"for (int r = warp % {s.split}; r < {s.rows}; r += {s.split})"):
-            position = self._position("r")
-            w.line(f"{c} whole[{s.vector}] = {{}};")
-            with w.unrolled(f"for (int n = 0; n < {s.split}; ++n)"):
-                part = f"shared.parts[{linear([(first, 1), ('n', 1)])}][r][v][lane]"
-                w.unrolled_line(f"for (int v = 0; v < {s.vector}; ++v) whole[v] += {part};")
-            self.epilogue.results(position, [f"whole[{'e' if s.vector > 1 else '0'}]"], run)
+        with w.block(f"for (int r = {linear(own)}; r < {s.rows}; r += {step})"):
+            position, products = self._position("r"), spec.products
+            of, p = ("[p]", "p") if products > 1 else ("", "0")
+            w.line(f"{c} whole{of.replace('p', str(products))}[{s.vector}] = {{}};")
+            loops = (*of_parts, ("p", products if of else 0), ("v", s.vector))
+            self._added(loops, f"whole{of}[v]", f"{parts}][{linear([(p, s.rows), ('r', 1)])}", place)
+            self.epilogue.results(position, [f"whole{of.replace('p', str(p))}[{e}]" for p in range(products)], run)
+
+    def _added(self, loops: Sequence[tuple[str, int]], whole: str, part: str, place: str) -> None:
+        """Writes that parts of sums are added up, in nested loops, of which those that run 0 times are left out."""
+        heads = (f"for (int {x} = 0; {x} < {size}; ++{x})" for x, size in loops if size)
+        with self.w.unrolled(*heads):
+            self.w.line(f"{whole} += shared.parts[{part}][v][{place}];")
 
     def _beside(self) -> bool:
         """Tells whether results of neighbouring few rows lie beside each other, and are written together."""

@@ -25,6 +25,8 @@ from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
 
 ROWS, WIDTHS, WARPS, SPLITS, TERMS = (16, 8, 4, 2, 1), (8, 4, 2, 1), (8, 4), (1, 2, 4, 8), (8, 4)
+#: Lanes that share a sum, and the fewest bytes of a row of the large operand that they read at a time.
+LANES, LEAST_BYTES = (8, 16, 32), 32
 #: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
 MOST_FEW = 256
 #: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, as many
@@ -42,16 +44,19 @@ TOGETHER = 4
 CONVERT, STEP, RESULT, ISSUED, L2_SHARE = 0.54, 0.88, 2.4, 0.38, 0.69
 #: Bytes of a line of a multiprocessor's cache, and cycles that one takes.
 LINE_BYTES, LINE = 128, 0.97
+#: Lines' worth of an access to four of the few rows by lanes that have terms apart.
+SHARED = 4.0
 
 
 @dataclass(frozen=True)
 class StreamSchedule(Schedule):
-    """A thread has the sums of ``rows`` of the few rows, and of ``vector`` neighbouring columns of the large operand.
+    """A thread has sums of ``rows`` of the few rows, and of ``vector`` neighbouring columns of the large operand.
 
-    warps  of a block; ``split`` of them share the reduction.
+    warps  of a block; ``split`` of them share the reduction, and so do ``lanes`` of each.
     terms  of the reduction for which a thread asks at a time.
 
-    Raises ValueError unless all are powers of two, and the warps a multiple of those that share the reduction.
+    Raises ValueError unless all are powers of two, at most 32 lanes, and the warps a multiple of those that share the
+    reduction.
     """
 
     rows: int
@@ -59,10 +64,11 @@ class StreamSchedule(Schedule):
     warps: int
     split: int
     terms: int
+    lanes: int = 1
 
     def __post_init__(self) -> None:
-        numbers = (self.rows, self.vector, self.warps, self.split, self.terms)
-        if any(n < 1 or n & (n - 1) for n in numbers) or self.split > self.warps:
+        numbers = (self.rows, self.vector, self.warps, self.split, self.terms, self.lanes)
+        if any(n < 1 or n & (n - 1) for n in numbers) or self.split > self.warps or self.lanes > 32:
             raise ValueError(f"{self}: 1, 2, 4, ... of each, and at least as many warps as share the reduction")
 
     @property
@@ -72,7 +78,12 @@ class StreamSchedule(Schedule):
     @property
     def columns(self) -> int:
         """Columns of a block."""
-        return self.warps // self.split * 32 * self.vector
+        return self.warps // self.split * 32 // self.lanes * self.vector
+
+    @property
+    def step(self) -> int:
+        """Terms for which a warp asks at a time."""
+        return self.terms * self.lanes
 
 
 class Streams(NamedTuple):
@@ -105,12 +116,14 @@ class Streams(NamedTuple):
 
 def streams(spec: ContractionSpec) -> Streams:
     """Returns how a product is streamed.  Raises Declined, with the reason, if it cannot be."""
-    if spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials or spec.others:
-        raise Declined("operands are streamed that have no limits, for whole results of one product")
+    if spec.a.limits or spec.b.limits or spec.terms or spec.results or spec.partials:
+        raise Declined("operands are streamed that have no limits, for whole results")
     if not prod((*spec.batch, *spec.m, *spec.n, *spec.k)):
         raise Declined("there is nothing to multiply")
     spec = merged(spec)
     first = most(prod(spec.m)) > most(prod(spec.n))
+    if first and spec.others:
+        raise Declined("several operands B are streamed, with few rows of A")
     if first and len(spec.m) > 1:
         spec = _batched(spec)
     rows, cols, depth = (prod(sizes) for sizes in (spec.m, spec.n, spec.k))
@@ -119,10 +132,7 @@ def streams(spec: ContractionSpec) -> Streams:
         raise Declined("streams have sums over one dimension, and columns in one")
     if most(few) > MOST_FEW:
         raise Declined(f"neither operand has at most {MOST_FEW} rows or columns")
-    found = Streams(spec, first, few, size, depth)
-    if any(x.term == 1 and x.step > 1 and x.step * x.operand.dtype.itemsize > LINE_BYTES for x in sources(found)):
-        raise Declined("the large operand lies along the reduction, in rows that are longer than a line of the cache")
-    return found
+    return Streams(spec, first, few, size, depth)
 
 
 def _batched(spec: ContractionSpec) -> ContractionSpec:
@@ -150,12 +160,21 @@ def sources(s: Streams) -> list[Source]:
     gather = s.large
     every = [*zip(*(x[: 1 + len(gather.starts)] for x in gather.steps()), (gather.start, *gather.starts))]
     steps = every if gather.program is None else every[1:]
-    return [Source(op, b, o[-1], i[-1], start) for op, (b, o, i, start) in zip(gather.operands, steps)]
+    operands = (*gather.operands, *s.spec.others)
+    return [Source(op, b, o[-1], i[-1], start) for op, (b, o, i, start) in zip(operands, steps * s.spec.products)]
+
+
+def in_rows(s: Streams) -> bool:
+    """Tells whether the large operand lies along the reduction, in rows that are longer than a line of the cache.
+
+    Lanes that have a row each would ask for a line each: some lanes share a row.
+    """
+    return any(x.term == 1 and x.step > 1 and x.step * x.operand.dtype.itemsize > LINE_BYTES for x in sources(s))
 
 
 def widest(s: Streams) -> int:
     """Returns how many neighbouring rows of the large operand a thread may have: every access to them is whole."""
-    reads, along, space = sources(s), s.along, s.spec.space
+    reads, along, space = [] if in_rows(s) else sources(s), s.along, s.spec.space
     if any(x.step not in (0, 1) for x in reads):
         return 1
     batch = [d for d, size in enumerate(s.spec.batch) if size > 1]
@@ -166,7 +185,7 @@ def widest(s: Streams) -> int:
     def suits(vector: int) -> bool:
         return s.size % vector == 0 and all(_whole(op, vector, steps) for op, steps in moving)
 
-    return widest_vector(8, suits) if moving else 1
+    return widest_vector(8, suits) if moving or in_rows(s) else 1
 
 
 def run(s: Streams) -> int:
@@ -214,14 +233,16 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StreamSc
 def _candidates(s: Streams) -> Iterator[StreamSchedule]:
     """Yields what might be fast: threads with registers for their sums, and warps that all have work."""
     wide, word, piece = widest(s), SIZE_OF[s.spec.accumulate] // 4, run(s)
-    few, depth = most(s.few), most(s.depth)
-    for rows, vector, warps, split, terms in product(ROWS, WIDTHS, WARPS, SPLITS, TERMS):
-        if rows >= 2 * few or vector > wide or (piece > 1 and vector > 1) or split > warps:
+    few, depth, products = most(s.few), most(s.depth), s.spec.products
+    bytes_of = sources(s)[0].operand.dtype.itemsize * piece
+    shares = [n for n in LANES if n * bytes_of >= LEAST_BYTES] if in_rows(s) else [1]
+    for rows, vector, warps, split, terms, lanes in product(ROWS, WIDTHS, WARPS, SPLITS, TERMS, shares):
+        if rows >= 2 * few or vector > wide or (piece > 1 and vector > 1 and lanes == 1) or split > warps:
             continue
-        made = StreamSchedule(rows, vector, warps, split, max(terms, piece))
-        idle = (split - 1) * made.terms >= depth or (terms > min(TERMS) and terms >= 2 * depth)
-        held = max(rows * vector * word, made.terms * vector * word) <= MOST_WORDS
-        held = held and (rows + 2 * made.terms) * vector * word <= MOST_TOGETHER
+        made = StreamSchedule(rows, vector, warps, split, max(terms, piece), lanes)
+        idle = (split - 1) * made.step >= depth or (terms > min(TERMS) and (terms * lanes >= 2 * depth))
+        each = vector * word * products
+        held = max(rows, made.terms) * each <= MOST_WORDS and (rows + 2 * made.terms) * each <= MOST_TOGETHER
         if not idle and held and fits(s, made):
             yield made
 
@@ -230,43 +251,53 @@ def fits(s: Streams, schedule: StreamSchedule) -> bool:
     """Tells whether a schedule, perhaps one that was found for other sizes, is one for these operands."""
     tiles = buffers(s, schedule)
     room = tiles["few"].bytes <= MOST_HELD and tiles["parts"].bytes <= MOST_EXCHANGED
-    return room and widest(s) % schedule.vector == 0
+    return room and widest(s) % schedule.vector == 0 and (schedule.lanes > 1) == in_rows(s)
 
 
 def buffers(s: Streams, schedule: StreamSchedule) -> Buffers:
-    """Returns what a block has in shared memory: its few rows, a row for each term, and sums that warps exchange."""
-    c, rows, vector = s.spec.accumulate, schedule.rows, schedule.vector
-    exchanged = (schedule.warps, rows, vector, 32) if schedule.split > 1 else (0,)
-    return Buffers(
-        (
-            Buffer("few", c, (Edge(most(s.depth), schedule.terms).padded, rows), align=VECTORS),
-            Buffer("parts", c, exchanged, align=VECTORS),
-        )
-    )
+    """Returns what a block has in shared memory: its few rows, and sums that warps and lanes exchange.
+
+    Of the few rows it has a row for each term; or chunks of some of them, for lanes that have terms apart.
+    """
+    c, rows, vector, lanes = s.spec.accumulate, schedule.rows, schedule.vector, schedule.lanes
+    exchanged = (schedule.warps, s.spec.products * rows, vector, 32 // lanes) if schedule.split * lanes > 1 else (0,)
+    terms, each = Edge(most(s.depth), schedule.step).padded, chunk(c, rows)
+    held = (terms, rows) if lanes == 1 else (rows // each, terms, each)
+    return Buffers((Buffer("few", c, held, align=VECTORS), Buffer("parts", c, exchanged, align=VECTORS)))
+
+
+def chunk(ctype: str, rows: int) -> int:
+    """Returns how many of the few rows one access to shared memory brings."""
+    return min(rows, VECTORS // SIZE_OF[ctype])
 
 
 def _cost(s: Streams, schedule: StreamSchedule, target: Target) -> float:
     """Returns the estimated cycles: the most of what the caches, instructions and waiting for memory take."""
     spec, word = s.spec, SIZE_OF[s.spec.accumulate] // 4
     rows, vector, split, terms = schedule.rows, schedule.vector, schedule.split, schedule.terms
+    products = spec.products
     tiles = prod(spec.batch) * Edge(s.size, schedule.columns).tiles * Edge(s.few, rows).tiles
-    registers = OTHER_REGISTERS + word * vector * (rows + 2 * terms) + rows
+    registers = OTHER_REGISTERS + word * vector * products * (rows + 2 * terms) + rows
     held = target.arch.blocks_per_sm(schedule.threads, registers, buffers(s, schedule).bytes)
     if not held:
         return inf
     each = Edge(tiles, target.sms).tiles
-    together, piece, steps = min(held, each), run(s), Edge(s.depth, terms * split).tiles
+    together, piece, steps = min(held, each), run(s), Edge(s.depth, schedule.step * split).tiles
     # What a thread does for each term: reads, elements, products.
-    read = sources(s)
-    reads = sum(1 / piece if x.term else 1 / terms for x in read)
+    read, lanes = sources(s), schedule.lanes
+    reads = sum((vector if lanes > 1 else 1) / piece if x.term else 1 / terms for x in read)
     made = CONVERT if s.large.program is None else CONVERT + STEP * len(s.large.program.instructions)
-    a_term = reads + word * rows / 4 + vector * (made + rows * word)
-    results = rows * vector * (RESULT + len(spec.program.instructions) + 2 * len(spec.program.loads))
-    exchange = rows * vector * (1 + split) if split > 1 else 0
-    instructions = schedule.warps * (steps * terms * a_term + results / split + exchange)
+    a_term = reads + word * rows / 4 + vector * products * (made + rows * word)
+    results = rows * vector * (RESULT * products + len(spec.program.instructions) + 2 * len(spec.program.loads))
+    exchange = products * rows * vector * (1 + split + 2 * (lanes.bit_length() - 1)) if split * lanes > 1 else 0
+    instructions = schedule.warps * (steps * terms * a_term + results / (split * lanes) + exchange)
     # Lanes whose elements are apart ask for a line each.
-    asked = sum(lines(x.operand, x.step, vector) / (piece if x.term == 1 else 1) for x in read if x.term)
-    asked = schedule.warps * steps * terms * asked + schedule.warps * rows / split * sum(
+    if lanes > 1:
+        beside = piece * lanes * read[0].operand.dtype.itemsize / LINE_BYTES  # lines of a row that its lanes ask for
+        asked = len(read) * vector / piece * 32 / lanes * max(1.0, beside) + SHARED * word * rows / 4
+    else:
+        asked = sum(lines(x.operand, x.step, vector) / (piece if x.term == 1 else 1) for x in read if x.term)
+    asked = schedule.warps * steps * terms * asked + schedule.warps * rows / (split * lanes) * sum(
         lines(op, op.strides[s.along], vector) for op in spec.program.operands
     )
     size = sum(_bytes(x.operand, 1 if x.term == 1 else x.step) for x in read if x.step or x.term)
