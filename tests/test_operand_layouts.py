@@ -72,7 +72,7 @@ def form(made: Plan) -> type:
     [
         (matmul(32576, 509, 509, b_strides=(1, 509)), ["a aligned", "b aligned"]),
         (matmul(512, 509, 8191, b_strides=(1, 8191)), ["a aligned", "b aligned"]),  # a long way, one element at a time
-        (matmul(7, 509, 1021, b_strides=(1, 1021)), ["a aligned", "b aligned"]),  # by two warps of a multiprocessor
+        (matmul(40, 509, 1021, b_strides=(1, 1021)), ["a aligned", "b aligned"]),  # by two warps of a multiprocessor
         (matmul(4096, 4096, 4096, b_strides=(1, 4096)), []),
         (matmul(4096, 4096, 4096, a_strides=(1, 4096)), []),
         (matmul(4096, 4096, 4096, "float8_e4m3"), ["b aligned"]),

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import gcd, prod
 
-from codegen.buffers import Edge, every, guard, where
+from codegen.buffers import VECTORS, Edge, every, guard, where
 from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, chunk, fits, run, streams
 from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run, batches, operand_value
-from codegen.iteration import bounds, coordinates, far, linear, signed_index_type, used
+from codegen.iteration import bounds, coordinates, far, linear, signed_index_type, used, widest_vector
 from codegen.kernel import Kernel, locate
+from codegen.pointwise.schedule import aligned
 from codegen.prologue import Prologue, Source
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
@@ -79,8 +80,6 @@ class _Renderer:
         w.share(buffers(self.streams, s))
         for side in self.sides:
             side.scalars()
-        self._fill()
-        w.line()
         groups = f"warp / {s.split}" if s.split > 1 else "warp"
         mine = [(groups, 32 // s.lanes * s.vector)] if s.warps > s.split else []
         if s.lanes > 1:
@@ -90,6 +89,8 @@ class _Renderer:
         if self.columns.ragged:
             w.line(f"const bool inside = {self.columns.inside('col')};")
         self.large.begin(self.t, "", batches(spec.batch), ["col"])
+        self._begin()
+        self._fill()
         self._multiply()
         self._results()
         return w.source(spec.program, details, blocks=blocks, threads=s.threads, barriers=True)
@@ -103,37 +104,65 @@ class _Renderer:
         depth, c = Edge(self.streams.depth, s.step), spec.accumulate
         steps = few.gather.outer[-1], few.gather.inner[-1]
         by_terms = abs(steps[1]) < abs(steps[0])  # neighbouring threads read neighbours in memory
+        wide = self._width(depth)
+        terms, rows = (depth.padded // wide, s.rows) if by_terms else (depth.padded, s.rows // wide)
         w.line()
         w.line(f"#pragma unroll {TOGETHER}")
-        with w.block(f"for (int i = t; i < {depth.padded * s.rows}; i += {s.threads})"):
-            k, r = (f"i % {depth.padded}", f"i / {depth.padded}") if by_terms else (f"i / {s.rows}", f"i % {s.rows}")
-            w.line(f"const {self.t} k = {k}, r = {r};" if s.rows > 1 else f"const {self.t} k = i, r = 0;")
+        with w.block(f"for (int i = t; i < {terms * rows}; i += {s.threads})"):
+            k, r = (f"i % {terms}", f"i / {terms}") if by_terms else (f"i / {rows}", f"i % {rows}")
+            k, r = linear([(k, wide if by_terms else 1)]), linear([(r, 1 if by_terms else wide)])
+            w.line(f"const {self.t} k = {k}, r = {r};" if s.rows > 1 else f"const {self.t} k = {k}, r = 0;")
             row = linear([(self.row0, 1), ("r", 1)])
             kept = every(depth.inside("k"), self.rows.inside(row))
-            w.line(f"{c} value = 0;")
+            w.line(f"Vector<{few.sources[0].ctype}, {wide}> piece = {{}};" if wide > 1 else f"{c} value = 0;")
             with w.guarded(kept):
                 place = [row]
                 if len(sizes) > 1:
                     w.line(f"const {self.t} row = {row};")
                     place = coordinates(w, self.t, "r", "row", sizes)
                 few.begin(self.t, "", batches(spec.batch), place)
-                read = {source.value: self._element(few, source, "k") for source in few.sources}
-                w.line(f"value = {operand_value(few.gather.operand, few.element(read), c)};")
-            if s.lanes > 1:
-                each, place = chunk(c, s.rows), self._apart("k", depth)
-                w.line(f"shared.few[{f'r / {each}' if s.rows > each else '0'}][{place}][r % {each}] = value;")
+                if wide > 1:
+                    (only,) = few.sources
+                    w.line(f"piece = load<{wide}>({only.pointer} + {self._at(few, only, 'k')});")
+                else:
+                    read = {source.value: self._element(few, source, "k") for source in few.sources}
+                    w.line(f"value = {operand_value(few.gather.operand, few.element(read), c)};")
+            if wide == 1:
+                w.line(f"shared.few[{self._held('k', 'r', depth)}] = value;")
             else:
-                w.line("shared.few[k][r] = value;")
+                k, r = ("(k + e)", "r") if by_terms else ("k", "(r + e)")
+                value = operand_value(few.gather.operand, "piece[e]", c)
+                w.each_element(wide, f"shared.few[{self._held(k, r, depth)}] = {value};")
         w.line("__syncthreads();")
 
-    def _apart(self, k: str, depth: Edge) -> str:
-        """Returns the C expression of where the few rows' term k is, for lanes that have ``run`` terms side by side.
+    def _width(self, depth: Edge) -> int:
+        """Returns how many neighbours of the few rows one access brings, along the sum or along a column."""
+        s, few = self.s, self.few.gather
+        (batch, *_), (outer, *_), (inner, *_) = few.steps()
+        by_terms = abs(inner[-1]) < abs(outer[-1])
+        if few.program is not None or (inner[-1] if by_terms else outer[-1]) != 1:
+            return 1
+        lengths = (self.streams.depth, depth.padded) if by_terms else (self.rows.total, s.rows)
+        others = (*batch, *outer, few.start) if by_terms else (*batch, *outer[:-1], *inner, few.start)
 
-        All first terms lie one behind another, then all second ones: lanes read neighbours.
+        def whole(count: int) -> bool:
+            size = count * few.operand.dtype.itemsize
+            return all(n % count == 0 for n in lengths) and size <= VECTORS and aligned(few.operand, size, others)
+
+        return widest_vector(VECTORS // few.operand.dtype.itemsize, whole)
+
+    def _held(self, k: str, r: str, depth: Edge) -> str:
+        """Returns the C subscripts of an element of the few rows in shared memory.
+
+        For lanes that have ``run`` terms side by side all first terms lie one behind another, then all second ones:
+        they read neighbours.
         """
-        if self.run == 1:
-            return k
-        return linear([(f"{k} % {self.run}", depth.padded // self.run), (f"{k} / {self.run}", 1)])
+        if self.s.lanes == 1:
+            return f"{k}][{r}"
+        each = chunk(self.spec.accumulate, self.s.rows)
+        if self.run > 1:
+            k = linear([(f"{k} % {self.run}", depth.padded // self.run), (f"{k} / {self.run}", 1)])
+        return f"{f'{r} / {each}' if self.s.rows > each else '0'}][{k}][{f'{r} % {each}' if each > 1 else '0'}"
 
     def _element(self, side: Prologue, source: Source, k: str) -> str:
         """Returns the C expression of a source's element at this term."""
@@ -146,41 +175,52 @@ class _Renderer:
 
     # ---- the large operand
 
-    def _multiply(self) -> None:
-        w, s, c = self.w, self.s, self.spec.accumulate
-        depth = Edge(self.streams.depth, s.step)
-        step = s.step * s.split
-        w.line(f"{c} sum[{self.sums}][{s.vector}] = {{}};")
+    def _begin(self) -> None:
+        """Writes the first reads: they are on their way while the few rows come."""
+        w, s, depth = self.w, self.s, Edge(self.streams.depth, self.s.step)
         begin = linear([(f"warp % {s.split}", s.step if s.split > 1 else 0), ("own", self.run if s.lanes > 1 else 0)])
-        if s.split == 1 and most(depth.tiles) <= 1:
-            w.line(f"{'const' if s.lanes > 1 else 'constexpr'} {self.t} k0 = {begin};")
+        w.line(f"const {self.t} begin = {begin};")
+        if self._once(depth):
             self._declare("")
-            self._fetch("k0", "")
-            self._terms(depth)
+            self._fetch("begin", "")
             return
         self._declare(AHEAD)
         with w.block(f"const auto fetch = [&]({self.t} first)", "};"):
             self._fetch("first", AHEAD)
-        w.line(f"if ({begin} < {depth.padded}) fetch({begin});")
-        with w.block(f"for ({self.t} k0 = {begin}; k0 < {depth.padded}; k0 += {step})"):
+        w.line(f"if (begin < {depth.padded}) fetch(begin);")
+
+    def _once(self, depth: Edge) -> bool:
+        """Tells whether all terms of a sum are read at once."""
+        return self.s.split == 1 and most(depth.tiles) <= 1
+
+    def _multiply(self) -> None:
+        w, s, c = self.w, self.s, self.spec.accumulate
+        depth = Edge(self.streams.depth, s.step)
+        step = s.step * s.split
+        w.line()
+        w.line(f"{c} sum[{self.sums}][{s.vector}] = {{}};")
+        if self._once(depth):
+            self._terms("begin", depth)
+            return
+        with w.block(f"for ({self.t} k0 = begin; k0 < {depth.padded}; k0 += {step})"):
             for source, count, each in self._vectors():
                 w.line(f"Vector<{source.ctype}, {count}> {_read(source)}[{each}];")
                 w.unrolled_line(f"for (int u = 0; u < {each}; ++u) {_read(source)}[u] = {_read(source, AHEAD)}[u];")
             w.line(f"if (k0 + {step} < {depth.padded}) fetch(k0 + {step});  // on its way while these are multiplied")
-            self._terms(depth)
+            self._terms("k0", depth)
 
-    def _terms(self, depth: Edge) -> None:
-        """Writes the products of the terms that a thread has read."""
+    def _terms(self, first: str, depth: Edge) -> None:
+        """Writes the products of the terms that a thread has read, from ``first`` on."""
         w, s, c = self.w, self.s, self.spec.accumulate
         with w.scope():
             u = w.each("u", s.terms)
-            w.line(f"const {self.t} k = {self._term('k0', u)};")
+            w.line(f"const {self.t} k = {self._term(first, u)};")
             self._few(depth)
             v = w.each("v", s.vector)
             # What is computed of nothing may be no number: only what is read is zero where there is no term.
             kept = depth.inside("k") if self.large.program is not None else ""
             for product in range(self.spec.products):
-                read = {x.value: self._next(x, u, v) for x in self.large.sources_of(product)}
+                read = {x.value: self._next(x, "k", u, v) for x in self.large.sources_of(product)}
                 value = operand_value(self.large.gather.operand, self.large.element(read, product), c)
                 name = f"value{product or ''}"
                 w.line(f"const {c} {name} = {where(kept, value, f'{c}(0)')};")
@@ -202,7 +242,7 @@ class _Renderer:
         w.line(f"{c} few[{s.rows}];")
         with w.scope():
             n = w.each("n", s.rows // each)
-            at = f"{n}][{self._apart('k', depth)}][0" if s.lanes > 1 else f"k][{linear([(n, each)])}"
+            at = self._held("k", linear([(n, each)]), depth)
             w.line(f"const auto chunk = load_shared<{each}>(&shared.few[{at}]);")
             w.each_element(each, f"few[{linear([(n, each), ('e', 1)])}] = chunk[e];")
 
@@ -239,11 +279,11 @@ class _Renderer:
                     text = where(depth.inside(k), text, f"Vector<{source.ctype}, {count}>{{}}")
                     w.line(f"{_read(source, suffix)}[{linear([(v, of_column), (u, 1)])}] = {text};")
 
-    def _next(self, source: Source, u: str, v: str) -> str:
+    def _next(self, source: Source, k: str, u: str, v: str) -> str:
         """Returns the C expression of an element that has been read."""
         step = self.large.place(source).outer[-1]
         if not source.pointer:
-            return f"int32({linear([(self._at(self.large, source, self._term('k0', u)), 1), (v, step)])})"
+            return f"int32({linear([(self._at(self.large, source, k), 1), (v, step)])})"
         of_column = self.s.terms // self.run if self.s.lanes > 1 else 0
         if self.run > 1:
             return f"{_read(source)}[{linear([(v, of_column), (f'{u} / {self.run}', 1)])}][{u} % {self.run}]"
@@ -313,9 +353,9 @@ class _Renderer:
 
     def _added(self, loops: Sequence[tuple[str, int]], whole: str, part: str, place: str) -> None:
         """Writes that parts of sums are added up, in nested loops, of which those that run 0 times are left out."""
-        heads = (f"for (int {x} = 0; {x} < {size}; ++{x})" for x, size in loops if size)
-        with self.w.unrolled(*heads):
-            self.w.line(f"{whole} += shared.parts[{part}][v][{place}];")
+        *heads, last = (f"for (int {x} = 0; {x} < {size}; ++{x})" for x, size in loops if size)
+        with self.w.unrolled(*heads) if heads else self.w.scope():
+            self.w.unrolled_line(f"{last} {whole} += shared.parts[{part}][v][{place}];")
 
     def _beside(self) -> bool:
         """Tells whether results of neighbouring few rows lie beside each other, and are written together."""

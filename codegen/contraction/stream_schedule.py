@@ -29,6 +29,8 @@ ROWS, WIDTHS, WARPS, SPLITS, TERMS = (16, 8, 4, 2, 1), (8, 4, 2, 1), (8, 4), (1,
 LANES, LEAST_BYTES = (8, 16, 32), 32
 #: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
 MOST_FEW = 256
+#: Of them beside rows that lie along the sum.
+MOST_FEW_ROWS = 32
 #: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, as many
 #: for what is on its way, for these and what is multiplied meanwhile, and for all else.
 MOST_HELD, MOST_EXCHANGED, MOST_WORDS, MOST_TOGETHER, OTHER_REGISTERS = 128 << 10, 32 << 10, 64, 160, 40
@@ -44,6 +46,9 @@ TOGETHER = 4
 CONVERT, STEP, RESULT, ISSUED, L2_SHARE = 0.54, 0.88, 2.4, 0.38, 0.69
 #: Bytes of a line of a multiprocessor's cache, and cycles that one takes.
 LINE_BYTES, LINE = 128, 0.97
+#: Cycles of a kernel whose large operand lies along the sum, beside those that memory takes: 400 schedules, which did
+#: not yet ask for it before the few rows had come, took twice as many.
+START_ROWS = 4500.0
 #: Lines' worth of an access to four of the few rows by lanes that have terms apart.
 SHARED = 4.0
 
@@ -132,7 +137,10 @@ def streams(spec: ContractionSpec) -> Streams:
         raise Declined("streams have sums over one dimension, and columns in one")
     if most(few) > MOST_FEW:
         raise Declined(f"neither operand has at most {MOST_FEW} rows or columns")
-    return Streams(spec, first, few, size, depth)
+    found = Streams(spec, first, few, size, depth)
+    if most(few) > MOST_FEW_ROWS and in_rows(found):
+        raise Declined(f"beside rows that lie along the reduction there are at most {MOST_FEW_ROWS} others")
+    return found
 
 
 def _batched(spec: ContractionSpec) -> ContractionSpec:
@@ -306,7 +314,11 @@ def _cost(s: Streams, schedule: StreamSchedule, target: Target) -> float:
     issue = each * instructions / (4 * ISSUED)
     fills = Edge(s.depth * rows, schedule.threads * TOGETHER).tiles
     waits = pow(each / together, ROUNDS) * (BLOCK + FILL * fills + (WAIT + TERM * terms) * steps)
-    return START + max(each * moved / (L2_SHARE * target.l2_rate), issue, waits, each * asked * LINE)
+    found = max(each * moved / (L2_SHARE * target.l2_rate), issue, waits, each * asked * LINE)
+    if lanes == 1:
+        return START + found
+    read_once = prod(spec.batch) * s.size * s.depth * size
+    return START_ROWS + max(found, read_once / (target.bytes_per_cycle * target.memory_share))
 
 
 def lines(operand: Operand, step: int, vector: int) -> float:

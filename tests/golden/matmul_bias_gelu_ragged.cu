@@ -27,6 +27,20 @@ extern "C" __global__ void __launch_bounds__(256) matmul_bias_gelu_ragged_kernel
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
+    const int32 col = col0 + lane;
+    const bool inside = col < 127;
+    const int32 b_base = batch * 4191 + col;
+    const int32 begin = (warp % 8) * 4;
+    Vector<float, 1> b_next_ahead[4] = {};
+    const auto fetch = [&](int32 first) {
+        if (inside) {
+            #pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                b_next_ahead[u] = first + u < 33 ? load<1>(b + b_base + (first + u) * 127) : Vector<float, 1>{};
+            }
+        }
+    };
+    if (begin < 36) fetch(begin);
 
     #pragma unroll 4
     for (int i = t; i < 576; i += 256) {
@@ -40,21 +54,8 @@ extern "C" __global__ void __launch_bounds__(256) matmul_bias_gelu_ragged_kernel
     }
     __syncthreads();
 
-    const int32 col = col0 + lane;
-    const bool inside = col < 127;
-    const int32 b_base = batch * 4191 + col;
     float sum[16][1] = {};
-    Vector<float, 1> b_next_ahead[4] = {};
-    const auto fetch = [&](int32 first) {
-        if (inside) {
-            #pragma unroll
-            for (int u = 0; u < 4; ++u) {
-                b_next_ahead[u] = first + u < 33 ? load<1>(b + b_base + (first + u) * 127) : Vector<float, 1>{};
-            }
-        }
-    };
-    if ((warp % 8) * 4 < 36) fetch((warp % 8) * 4);
-    for (int32 k0 = (warp % 8) * 4; k0 < 36; k0 += 32) {
+    for (int32 k0 = begin; k0 < 36; k0 += 32) {
         Vector<float, 1> b_next[4];
         #pragma unroll
         for (int u = 0; u < 4; ++u) b_next[u] = b_next_ahead[u];
