@@ -2,9 +2,9 @@
 
 Neighbouring threads have neighbouring rows (or columns) of the large operand, as these lie in memory, and read its
 elements once, straight to registers: such products wait for memory, whatever multiplies.  Where it lies along the
-reduction, neighbouring lanes share a row instead.  The few rows are in shared memory; they come while the first elements
-of the large operand are on their way.  The warps of a block may share the reduction; lanes and warps add up their sums in
-a fixed order.
+reduction, neighbouring lanes share a row instead.  The few rows are in shared memory, and come while the first elements
+of the large operand are on their way.  The warps of a block may share the reduction; lanes and warps add up their sums
+in a fixed order.
 """
 
 from __future__ import annotations
