@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -136,11 +137,15 @@ def test_a_step_needs_no_more_memory_than_eagers() -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(1, 2151), (3, 3), (49, 49), (16, 700)])
 def test_few_queries_of_float32_have_a_kernel(queries: int, keys: int) -> None:
     """Those whose sums of exponentials are not asked for: torch's kernels compute the rest."""
-    shapes = (2, 6, queries, 64), (2, 6, keys, 64), (2, 6, keys, 64)
-    q, k, v = (torch.randn(shape, device="cuda") for shape in shapes)
     attended = torch.nn.functional.scaled_dot_product_attention
-    with torch.no_grad():
-        got = torch.compile(lambda *x: attended(*x), backend="fusegraph")(q, k, v)
-    exact = attended(q.double(), k.double(), v.double())
-    torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)
+    shown = torch.rand((2, 1, queries, keys), device="cuda") < 0.7
+    for shared, mask in ((6, None), (2, shown)):
+        shapes = (2, 6, queries, 64), (2, shared, keys, 64), (2, shared, keys, 64)
+        q, k, v = (torch.randn(shape, device="cuda") for shape in shapes)
+        call = partial(attended, attn_mask=mask, enable_gqa=shared < 6)
+        torch._dynamo.reset()
+        with torch.no_grad():
+            got = torch.compile(lambda *x: call(*x), backend="fusegraph")(q, k, v)
+        exact = call(q.double(), k.double(), v.double())
+        torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)
     assert not any(function.left for function in fusegraph.torch.report())

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import fusegraph.torch  # noqa: E402
@@ -131,6 +132,27 @@ def test_autocast_decides_on_the_dtype() -> None:
     result = torch.compile(call, backend="fusegraph")(*given)
     assert result.dtype == torch.bfloat16
     torch.testing.assert_close(result, call(*given), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "learnt", "whole"),
+    [
+        (1, 3000, False, True),
+        (16, 3000, False, True),
+        (17, 3000, False, False),
+        (60, 100, False, True),
+        (1, 9, True, False),
+    ],
+)
+def test_few_queries_of_float32_stay_whole_on_gpus(queries: int, keys: int, learnt: bool, whole: bool) -> None:
+    """Fake tensors of a GPU: with heads that share keys, and a mask, torch computes products and a softmax."""
+    mode = FakeTensorMode()
+
+    def fake(*shape: int) -> Any:
+        return FakeTensor(mode, torch.empty(shape, device="meta", requires_grad=learnt), torch.device("cuda:0"))
+
+    q, k, v, mask = fake(2, 8, queries, 16), fake(2, 4, keys, 16), fake(2, 4, keys, 24), fake(2, 1, queries, keys)
+    assert whole_attention._is_taken(q, k, v, mask, True) == whole
 
 
 def test_an_option_leaves_attention_to_torch() -> None:

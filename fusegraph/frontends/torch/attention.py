@@ -8,14 +8,10 @@ from typing import Any
 
 from codegen.sizes import most
 from fusegraph.errors import NotSupportedError
-from fusegraph.frontends.torch import whole_attention  # noqa: F401 - it registers operators
+from fusegraph.frontends.torch import whole_attention
 from fusegraph.frontends.torch.random import seed_at
 from fusegraph.frontends.torch.table import Call, aten_by_name
 from fusegraph.graph import Tensor
-
-#: Queries of float32 that are few whatever keys there are, and that are beside so many keys: torch takes 218 us
-#: for one of 6 heads and 2,151 keys on an H200, where memory takes 10, and 24 us for two of 192 heads and two keys.
-FEW, SHORT, SHORT_KEYS = 16, 64, 128
 
 
 def _keywords(
@@ -46,12 +42,6 @@ def _keywords(
     return {"attn_scale": scale, "use_causal_mask": causal, **extra}
 
 
-def _few(query: Tensor, key: Tensor) -> bool:
-    """Tells whether so few queries meet keys that multiply-adds of single threads are faster than torch's kernel."""
-    rows, keys = most(query.shape[-2]), most(key.shape[-2])
-    return rows <= FEW or (rows <= SHORT and keys <= SHORT_KEYS)
-
-
 @aten_by_name(
     "scaled_dot_product_attention.default",
     "_scaled_dot_product_flash_attention.default",
@@ -78,7 +68,7 @@ def _attention(
     Later results are seeds and sizes, which only torch's own gradient uses: they are None.
     """
     mask = attn_bias if attn_mask is None else attn_mask
-    few = 1 not in c.used and query.rank == 4 and _few(query, key)
+    few = 1 not in c.used and query.rank == 4 and whole_attention.few(most(query.shape[-2]), most(key.shape[-2]))
     how = _keywords(c, "attention", query, mask, is_causal, scale, dropout_p, seeds, number, few=few)
     results = c.graph.sdpa(query, key, value, generate_stats=1 in c.used, **how)
     result, stats = results if isinstance(results, tuple) else (results, None)
