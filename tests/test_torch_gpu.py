@@ -145,7 +145,7 @@ def test_few_queries_of_float32_have_a_kernel(queries: int, keys: int) -> None:
         call = partial(attended, attn_mask=mask, enable_gqa=shared < 6)
         torch._dynamo.reset()
         with torch.no_grad():
-            got = torch.compile(lambda *x: call(*x), backend="fusegraph")(q, k, v)
+            got = torch.compile(lambda *x, call=call: call(*x), backend="fusegraph")(q, k, v)
         exact = call(q.double(), k.double(), v.double())
         torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)
     assert not any(function.left for function in fusegraph.torch.report())
