@@ -5,7 +5,7 @@ A form is one way to write such kernels; a schedule says how one of them is tile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -50,6 +50,8 @@ class Form(Generic[SpecT, ScheduleT]):
                before it adds up these sums in float32; 0 for all of them, None if there are no such sums.
     early      whether blocks of a kernel may begin while those of the kernel before end, where these leave room: they
                wait for memory, or a multiprocessor has registers for one of them.
+    behind     the schedule with which a kernel reads operands before those that were launched before it end, and the
+               numbers of its arguments that these are; None if it has to wait.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Form(Generic[SpecT, ScheduleT]):
     compare: Callable[[SpecT, ScheduleT, Target], float] | None = None
     best: Callable[[SpecT, Target], ScheduleT] | None = None
     early: Callable[[SpecT, ScheduleT], bool] = lambda spec, schedule: False
+    behind: Callable[[SpecT, ScheduleT], tuple[ScheduleT, Sequence[int]] | None] = lambda spec, schedule: None
 
 
 @dataclass(eq=False)

@@ -20,6 +20,8 @@ from codegen.trace import Trace
 #: The line in front of which a kernel touches no memory but by `prefetch`: where it waits for kernels launched before.
 UNTIL_HERE = "// What kernels launched before write is read from here on."
 #: The line from which on a kernel asks memory for little: blocks of the next one may begin to ask for theirs.
+#: The same for a kernel that may touch operands before that are known not to be written by these.
+UNTIL_HERE_BUT_KNOWN = "// All else that kernels launched before write is read from here on."
 FROM_HERE = "// What is left to do needs little of memory."
 
 
@@ -195,12 +197,14 @@ def from_the_end(source: KernelSource) -> KernelSource:
     return replace(source, code=head + body.replace("blockIdx.x", "block_from_the_end()"))
 
 
-def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSource:
+def in_sequence(source: KernelSource, *, first: bool, early: bool, known: bool = False) -> KernelSource:
     """Returns a kernel that is one of several launched one after the other, so that launches overlap.
 
     first  whether none of them is launched before it.
     early  whether the next one's blocks may come in before it ends: as soon as all of its own have begun and waited, or
            are as far as `FROM_HERE`.  What they ask the L2 cache for would only be in the way before.
+
+    known  whether they do not write what it reads in front of `UNTIL_HERE_BUT_KNOWN`.
 
     Memory that earlier kernels write changes while it waits.  So its inputs may not be __restrict__: the compiler would
     take that as a promise that they do not change, and might move reads to before the wait.
@@ -214,7 +218,7 @@ def in_sequence(source: KernelSource, *, first: bool, early: bool) -> KernelSour
     if not first:
         opening = re.sub(r"(?m)^(    const \w+\*) __restrict__ ", r"\1 ", body[begin:at])
         body, at = body[:begin] + opening + body[at:], begin + len(opening)
-    until = body.find(f"    {UNTIL_HERE}\n", at)
+    until = body.find(f"    {UNTIL_HERE_BUT_KNOWN if known else UNTIL_HERE}\n", at)
     at = until if until >= 0 else at
     further = re.search(rf"(?m)^ *{re.escape(FROM_HERE)}\n", body)
     if early and further:

@@ -184,7 +184,8 @@ def plan(graph: Graph, options: Options | None = None, *, fusion: bool = True, c
         chosen = _chosen(together, lambda spec, group: known.get(group) or choose(spec, group))
         partition = together
     over = written_over(partition, [(group, choice.schedule) for group, _, choice in chosen]) if fusion else {}
-    kernels = rendered(chosen, *in_order(partition, options, fusion=fusion), over)
+    ahead = order.read_early(partition.graph, {group: c.schedule for group, _, c in chosen}, options.target.planned)
+    kernels = rendered(chosen, *in_order(partition, options, fusion=fusion), over, ahead)
     partition = replace(partition, decisions=steps.decisions + partition.decisions)
     packing = steps.note(PACKING).get(PACKING)
     aside = plan(packing, replace(options, prepack=0), choose=choose) if packing else None
@@ -259,6 +260,7 @@ class Place(NamedTuple):
     cached  it finds operands in the L2 cache.
     over    it writes memory that it reads.
     moved   what is known of the positions at which it writes.
+    known   it reads operands before those in front of it end, as these do not write them.
     """
 
     turned: bool
@@ -267,20 +269,26 @@ class Place(NamedTuple):
     cached: bool
     over: bool
     moved: tuple[object, ...]
+    known: bool = False
 
 
 def places(
-    chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group], over: Mapping[Tensor, Tensor]
+    chosen: Sequence[Chosen],
+    turned: Set[Group],
+    cached: Set[Group],
+    over: Mapping[Tensor, Tensor],
+    known: Set[Group] = frozenset(),
 ) -> list[Place]:
-    """Returns the places of groups whose kernels run one after the other; the sets are those of `in_order`.
+    """Returns the places of groups whose kernels run one after the other; the sets are those of `in_order`, and the
+    groups that may read operands before those in front of them end.
 
     Results that are written ``over`` others: `fusegraph.passes.crossing.written_over`.
     """
     groups = [group for group, _, _ in chosen]
     early = [*(order.may_come_in_early(group, choice.schedule) for group, _, choice in chosen[1:]), False]
     return [
-        Place(group in turned, number == 0, early[number], group in cached, writes_over(group, over), positions(group))
-        for number, group in enumerate(groups)
+        Place(g in turned, n == 0, early[n], g in cached, writes_over(g, over), positions(g), n > 0 and g in known)
+        for n, g in enumerate(groups)
     ]
 
 
@@ -288,7 +296,8 @@ def source_of(group: Group, spec: KernelSpec, schedule: Schedule, place: Place) 
     """Returns the kernel of a group at a place, whose specification has other sizes or another name perhaps."""
     source = render(spec, without_evict_last(schedule) if place.cached else schedule)
     source = from_the_end(source) if place.turned else source
-    source = in_sequence(sharing(source) if place.over else source, first=place.first, early=place.early)
+    source = sharing(source) if place.over else source
+    source = in_sequence(source, first=place.first, early=place.early, known=place.known)
     return moved_to(source, group)
 
 
@@ -315,7 +324,11 @@ def shared_kernels() -> Iterator[None]:
 
 @phase("rendering")
 def rendered(
-    chosen: Sequence[Chosen], turned: Set[Group], cached: Set[Group], over: Mapping[Tensor, Tensor]
+    chosen: Sequence[Chosen],
+    turned: Set[Group],
+    cached: Set[Group],
+    over: Mapping[Tensor, Tensor],
+    known: Set[Group] = frozenset(),
 ) -> tuple[Kernel, ...]:
     """Returns the kernels of groups; what else is given is that of `places`.
 
@@ -324,9 +337,11 @@ def rendered(
     """
     sources = _SHARED.get() or _Sources()
     kernels = []
-    for (group, alike, choice), place in zip(chosen, places(chosen, turned, cached, over)):
+    for (group, alike, choice), place in zip(chosen, places(chosen, turned, cached, over, known)):
         if place.cached:
             choice = replace(choice, schedule=without_evict_last(choice.schedule))
+        if place.known:
+            choice = replace(choice, schedule=order.schedule_behind(group, choice.schedule))
         key = alike, choice.schedule, place
         if key not in sources.found:
             spec = replace(group.lowered.spec, name=sources.names.unique(group.lowered.spec.name))

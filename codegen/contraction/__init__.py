@@ -128,7 +128,7 @@ FAMILY = EstimatedFamily(
     (
         Form(
             "thin", ThinSchedule, _dense(thin_schedule.schedules), thin.render, _dense(thin_schedule.cycles),
-            cost=thin_schedule.cost, early=_waits,
+            cost=thin_schedule.cost, early=_waits, behind=thin_schedule.behind,
         ),
         Form(
             "wgmma", WgmmaSchedule, _in_memory(wgmma_schedule.schedules), wgmma.render,

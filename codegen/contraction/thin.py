@@ -7,12 +7,15 @@ shared memory, and nothing to wait for but memory.  The warps of a block share t
 fixed order.
 
 Where the kernel is launched while the one before ends, its part of the large operand is on the way to the L2 cache
-before it waits (`codegen.kernel.in_sequence`).
+before it waits (`codegen.kernel.in_sequence`).  If no earlier kernel writes that operand, as where it is a weight, the
+lanes' own pieces are on their way to shared memory instead: registers would not keep them over a wait.
 """
 
 from __future__ import annotations
 
-from codegen.buffers import VECTORS, Buffer, Edge
+from collections.abc import Callable
+
+from codegen.buffers import VECTORS, Buffer, Edge, guard
 from codegen.contraction.thin_operand import WORDS, ThinOperand
 from codegen.contraction.thin_pieces import LANES, THIN, WIDE, in_pairs, thin_paths
 from codegen.contraction.thin_schedule import ThinSchedule, blocks_of_registers, rows_of_lane, thin_pieces
@@ -20,7 +23,7 @@ from codegen.contraction.totals import Totals
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, space, staging
 from codegen.iteration import linear, signed_index_type, unsigned
-from codegen.kernel import FROM_HERE, UNTIL_HERE, Kernel, locate
+from codegen.kernel import FROM_HERE, UNTIL_HERE, UNTIL_HERE_BUT_KNOWN, Kernel, locate
 from codegen.prologue import Prologue
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
@@ -50,12 +53,11 @@ class _Renderer:
         t = signed_index_type(paths.size, paths.few, paths.depth, paths.wide.reach, paths.thin.reach)
         self.t = t
         lines = rows_of_lane(s)
-        slots = s.pieces, thin_pieces(self.paths, s)
+        slots = 1 if s.ring else s.pieces, thin_pieces(self.paths, s)
+        rows = (lines, paths.size), (paths.columns, paths.few)
         self.wide, self.thin = (
-            ThinOperand(self.w, t, way, prologue, code, apart, s.pieces, slot, paths.piece, *rows)
-            for way, prologue, code, slot, rows in zip(
-                ways, (wide, thin), codes, slots, ((lines, paths.size), (paths.columns, paths.few))
-            )
+            ThinOperand(self.w, t, way, prologue, code, apart, s.pieces, slot, paths.piece, *each)
+            for way, prologue, code, slot, each in zip(ways, (wide, thin), codes, slots, rows)
         )
         tile = (s.tile, paths.columns * THIN)
         total = (paths.size, paths.few)
@@ -87,17 +89,25 @@ class _Renderer:
         w.line("const int t = threadIdx.x, lane = t % 32, warp = t / 32;")
         t = "int64" if "int64" in (self.t, self.fragments.t) else "int32"
         blocks = locate(w, t, [("batch", paths.batch, 1), ("first", self.tiles, s.tile)])
-        self.wide.ahead(s.tile, self.first, s.threads)
-        w.line(UNTIL_HERE)
-        for side in self.prologues:
-            side.scalars()
-        w.line()
         lane = f"lane / {LANES}"
+        if s.ring:
+            w.share(self.wide.rings(s.threads))
+        else:
+            self.wide.ahead(s.tile, self.first, s.threads)
+        w.line(UNTIL_HERE)
+        self.wide.prologue.scalars()
         self.wide.prepare(lane if self.first == "0" else f"{self.first} + {lane}")
+        if s.ring:
+            self._begin()
+            w.line(UNTIL_HERE_BUT_KNOWN)
+        self.thin.prologue.scalars()
         self.thin.prepare(lane)
         self.totals.declare()
+        if not s.ring:
+            self._begin()
         self._mainloop()
-        w.line(FROM_HERE)
+        if not s.ring:  # what the next kernel asks for is not in the way of what is on its way already
+            w.line(FROM_HERE)
         self._results()
         return w.source(
             self.at.program,
@@ -110,49 +120,89 @@ class _Renderer:
 
     # ---- multiply
 
-    def _mainloop(self) -> None:
-        w, s, paths = self.w, self.s, self.paths
+    def _missing(self) -> tuple[bool, bool]:
+        """Returns whether pieces of a round may not exist for some lanes, or for the whole warp."""
+        s, paths = self.s, self.paths
         span, one, depth = paths.span(s.pieces), paths.span(1), paths.depth
-        step = s.warps * span
-        # Pieces are whole, but the last ones of a round may not exist: for some lanes, or for the whole warp.  Branches
-        # of warps save computing what does not exist, but have loads wait for each other.
+        # Pieces are whole.  Branches of warps save computing what does not exist, but have loads wait for each other.
         computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
-        missing = depth % span != 0 or step > depth
+        missing = depth % span != 0 or s.warps * span > depth
         lanes = depth % one != 0 or (missing and not computed)
+        return lanes, missing and not lanes
+
+    @property
+    def _first_term(self) -> str:
+        """The C expression of the first term of a warp."""
+        return linear([("warp", self.paths.span(self.s.pieces))]) if self.s.warps > 1 else "0"
+
+    def _exists(self, k: str, c: str) -> str:
+        """Returns the C condition that piece ``c`` from term ``k`` on exists, if it does for all lanes or for none."""
+        step = self.paths.span(1) if self._missing()[1] else 0
+        return f"{linear([(k, 1), (c, step)])} < {self.paths.depth}"
+
+    def _bringing(self, name: str, bring: Callable[[str], None]) -> None:
+        """Writes the function of this name that brings piece ``c`` from term ``k`` on."""
+        w, lanes = self.w, self._missing()[0]
+        with w.block(f"const auto {name} = [&](int c, {self.t} k)", "};"):
+            w.line(f"const {unsigned(self.t)} k0 = {self._place('c')};")
+            if lanes:
+                w.line(f"const bool inside = k0 < {self.paths.depth};")
+            bring("inside" if lanes else "")
+
+    def _bring(self, name: str, count: int, then: str = "") -> None:
+        """Writes the calls of that function for the first pieces."""
+        w, begin = self.w, self._first_term
+        with w.scope():
+            c = w.each("c", count)
+            w.line(f"{guard(self._exists(begin, c) if self._missing()[1] else '')}{name}({c}, {begin});")
+            if then:
+                w.line(then)
+
+    def _begin(self) -> None:
+        """Writes the first reads of the large operand."""
+        w, s = self.w, self.s
         w.line()
         with w.block("struct Pieces", "};"):
             self.wide.declare()
             self.thin.declare()
         w.line("Pieces read;")
-        for side, name in ((self.wide, "fetch_large"), (self.thin, "fetch_thin")):
-            with w.block(f"const auto {name} = [&](int c, {self.t} k)", "};"):
-                w.line(f"const {unsigned(self.t)} k0 = {self._place('c')};")
-                if lanes:
-                    w.line(f"const bool inside = k0 < {depth};")
-                side.fetch("inside" if lanes else "")
-        tiles, columns = s.tile // WIDE, paths.columns
-        w.line(f"{self.fragments.total} sum[{paths.products}][{tiles}][{columns}][4] = {{}};")
+        self._bringing("fetch_large", self.wide.copy if s.ring else self.wide.fetch)
+        if not s.ring:
+            self._bringing("fetch_thin", self.thin.fetch)
+            self._sums()
+        self._bring("fetch_large", s.pieces, "copy_async_commit();" if s.ring else "")
 
-        whole = missing and not lanes  # a warp's piece exists for all of its lanes, or for none
-        begin = linear([("warp", span)]) if s.warps > 1 else "0"
+    def _sums(self) -> None:
+        paths = self.paths
+        dims = (paths.products, self.s.tile // WIDE, paths.columns, 4)
+        self.w.line(f"{self.fragments.total} sum{''.join(f'[{n}]' for n in dims)} = {{}};")
 
-        def exists(k: str, c: str) -> str:
-            return f"{linear([(k, 1), (c, one if whole else 0)])} < {depth}"
-
+    def _mainloop(self) -> None:
+        w, s, paths = self.w, self.s, self.paths
+        depth, step = paths.depth, s.warps * paths.span(s.pieces)
+        lanes, whole = self._missing()
+        computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
+        exists = self._exists
+        if s.ring:
+            self._bringing("fetch_thin", self.thin.fetch)
+            self._sums()
         slots = thin_pieces(self.paths, s)
-        for name, count in (("fetch_large", s.pieces), ("fetch_thin", slots)):
-            with w.scope():
-                c = w.each("c", count)
-                w.line(f"{f'if ({exists(begin, c)}) ' if whole else ''}{name}({c}, {begin});")
+        self._bring("fetch_thin", slots)
         self.totals.add_up()
-        with w.block(f"for ({self.t} k = {begin}; k < {depth}; k += {step})"), w.scope():
+        with w.block(f"for ({self.t} k = {self._first_term}; k < {depth}; k += {step})"), w.scope():
             c = w.each("c", s.pieces)
+            if s.ring:
+                w.line(f"copy_async_wait<{s.pieces - 1}>();")
             with w.block(f"if ({exists('k', c)})", when=whole and c != "0"):
+                if s.ring:
+                    self.wide.take(c)
                 kept = "inside" if lanes and computed else ""
                 if kept:
                     w.line(f"const bool inside = {self._place(c)} < {depth};")
                 self._multiply(kept)
             w.line(f"if ({exists(f'k + {step}', c)}) fetch_large({c}, k + {step});")
+            if s.ring:
+                w.line("copy_async_commit();")
             if slots == s.pieces:
                 w.line(f"if ({exists(f'k + {step}', c)}) fetch_thin({c}, k + {step});")
                 return

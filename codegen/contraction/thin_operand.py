@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from codegen.buffers import Edge
+from codegen.buffers import VECTORS, Buffer, Edge
 from codegen.codes import Code
 from codegen.contraction.thin_pieces import RUN, Piece, aligned, piece_sizes, runs
+from codegen.declined import Declined
 from codegen.dtypes import ALL
 from codegen.expr import Value
 from codegen.iteration import collapse, coordinate, linear, split
@@ -102,11 +103,10 @@ class ThinOperand:
         """The sources that are read along the reduction."""
         return [source for source in self.prologue.sources if not self.fixed(source) and not self.known(source)]
 
-    @property
-    def _c(self) -> str:
-        """Where piece ``c`` is, of those that a lane has."""
+    def _piece(self, source: Source, i: str) -> str:
+        """Returns the C expression of piece ``c`` of row ``i`` of a source, of those that a lane has."""
         whole = "c" if self.slots == self.pieces else f"c % {self.slots}"
-        return whole if self.slots > 1 else "0"
+        return f"read.{source.name}{source.of}[{i}][{whole if self.slots > 1 else '0'}]"
 
     def prepare(self, first: str) -> None:
         """Writes where the lane's rows begin, and what stays the same over the reduction."""
@@ -141,16 +141,19 @@ class ThinOperand:
     def fetch(self, inside: str) -> None:
         """Writes the reads of piece ``c`` of all rows, from term ``k0`` on; zeros unless it is ``inside``."""
         w = self.w
-        covered = len(self.sizes) - 1  # dimensions that a piece has all of: it begins at their first element
         with w.scope():
             i = w.each("i", self.lines)
             for source in self.flying:
-                inner = self.prologue.place(source).inner
-                along = (*inner[: len(inner) - covered], *(0,) * covered)
-                sizes, (steps,) = collapse(self.way.inner, [along], range(len(along)))
-                terms = [(f"{self.t}({coordinate('k0', sizes, d)})", step) for d, step in enumerate(steps) if step]
-                terms = [self.prologue.start(source, self.at), *terms]
-                self._read(source, f"read.{source.name}{source.of}[{i}][{self._c}]", terms, inside)
+                self._read(source, self._piece(source, i), self._terms(source), inside)
+
+    def _terms(self, source: Source) -> list[tuple[str, int]]:
+        """Returns where a piece from term ``k0`` on lies, as C expressions with their factors."""
+        covered = len(self.sizes) - 1  # dimensions that a piece has all of: it begins at their first element
+        inner = self.prologue.place(source).inner
+        along = (*inner[: len(inner) - covered], *(0,) * covered)
+        sizes, (steps,) = collapse(self.way.inner, [along], range(len(along)))
+        terms = [(f"{self.t}({coordinate('k0', sizes, d)})", step) for d, step in enumerate(steps) if step]
+        return [self.prologue.start(source, self.at), *terms]
 
     def _read(self, source: Source, to: str, terms: Sequence[tuple[str, int]], inside: str) -> None:
         w, at = self.w, linear(terms)
@@ -171,6 +174,45 @@ class ThinOperand:
             return
         w.line(f"{to} = {f'{inside} ? {value} : {zeros}' if inside else value};")
 
+    # ---- by way of shared memory
+
+    def rings(self, threads: int) -> list[Buffer]:
+        """Returns what a block has in shared memory of pieces on their way: what a thread copies is for it alone.
+
+        Raises Declined unless pieces are whole copies.
+        """
+        found = []
+        for number, source in enumerate(self.flying):
+            reach = self.geometry(source).reach
+            if not self.wide(source) or reach * source.itemsize % VECTORS:
+                raise Declined(f"pieces of {source.name} are no whole copies of {VECTORS} bytes")
+            shape = (self.pieces, self.lines, threads * reach)
+            found.append(Buffer(f"ring{number}", source.ctype, shape, align=VECTORS))
+        return found
+
+    def copy(self, inside: str) -> None:
+        """Writes the copies of piece ``c`` of all rows, from term ``k0`` on; zeros unless it is ``inside``."""
+        w = self.w
+        with w.scope():
+            i = w.each("i", self.lines)
+            for number, source in enumerate(self.flying):
+                reach, each = self.geometry(source).reach, VECTORS // source.itemsize
+                at = linear(self._terms(source))
+                at = f"({inside} ? {at} : 0)" if inside else at
+                for part in range(0, reach, each):
+                    to = f"&shared.ring{number}[c][{i}][{linear([('t', reach)], part)}]"
+                    valid = f", {inside} ? {VECTORS} : 0" if inside else ""
+                    w.line(f"copy_async<{VECTORS}>({to}, {source.pointer} + {linear([(at, 1)], part)}{valid});")
+
+    def take(self, c: str) -> None:
+        """Writes how what has been copied of piece ``c`` gets to registers."""
+        with self.w.scope():
+            i = self.w.each("i", self.lines)
+            for number, source in enumerate(self.flying):
+                reach = self.geometry(source).reach
+                text = f"load_shared<{reach}>(&shared.ring{number}[{c}][{i}][{linear([('t', reach)])}])"
+                self.w.line(f"{self._piece(source, i)} = {text};")
+
     # ---- what is multiplied
 
     @property
@@ -189,7 +231,7 @@ class ThinOperand:
             i = w.each("i", self.lines)
             if self.plain:
                 source = next(source for source in self.flying if source.product == product)
-                self._each_word(f"{name}[{i}]", f"read.{source.name}{source.of}[{i}][{self._c}]", self._word)
+                self._each_word(f"{name}[{i}]", self._piece(source, i), self._word)
                 return
             if self.codes is not None:
                 with w.unrolled(f"for (int r = 0; r < {WORDS}; ++r)"):
@@ -230,7 +272,7 @@ class ThinOperand:
         codes, t, read = self.codes, self.way.element, {}
         assert codes is not None
         for source in self.prologue.sources_of(product):
-            number, text = self._number(source), f"read.{source.name}{source.of}[{i}][{self._c}]"
+            number, text = self._number(source), self._piece(source, i)
             text = source.next + self.at if self.fixed(source) else text
             if number in codes:
                 code = codes[number]
@@ -265,7 +307,7 @@ class ThinOperand:
             if self.fixed(source):
                 read[source.value] = source.next + self.at
                 continue
-            text = f"read.{source.name}{source.of}[{i}][{self._c}]"
+            text = self._piece(source, i)
             if not source.pointer:
                 offset = piece.offset("e")
                 text = text if offset == "0" else f"({text} + {offset})"

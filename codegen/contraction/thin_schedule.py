@@ -8,13 +8,14 @@ from functools import lru_cache
 from math import prod
 
 from codegen.arch import SECTOR_BYTES
-from codegen.buffers import Edge
+from codegen.buffers import VECTORS, Edge
 from codegen.contraction.thin_pieces import (
     LANES,
     THIN,
     WIDE,
     Piece,
     ThinPaths,
+    aligned,
     in_pairs,
     piece_sizes,
     source_steps,
@@ -50,6 +51,9 @@ MOST_THIN_REGISTERS = 48
 #: Bytes of sums of all warps in shared memory, and of pieces that they have in flight: more were slower, of long rows
 #: by half.
 MOST_SUMS, MOST_FLYING = 40 << 10, 64 << 10
+#: Warps of a block whose pieces come to a ring: a step of Llama 1B in bfloat16 took 777 us with 8 or 16, 808 with 4,
+#: 860 with half the bytes in flight, 782 with twice as many; 836 where pieces come to registers.
+RING_WARPS = 8
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class ThinSchedule(Schedule):
 
     warps   of a block, which share the reduction.
     pieces  of a row that a lane has in flight while it multiplies as many.
+    ring    whether they are on their way to shared memory, not to registers: from before the kernel waits for those
+            that were launched before it.
 
     Raises ValueError unless a tile has a multiple of 16 rows, and warps and pieces are powers of two.
     """
@@ -65,6 +71,7 @@ class ThinSchedule(Schedule):
     tile: int
     warps: int
     pieces: int
+    ring: bool = False
 
     def __post_init__(self) -> None:
         if self.tile < WIDE or self.tile % WIDE:
@@ -126,6 +133,39 @@ def _candidates(paths: ThinPaths) -> Iterator[ThinSchedule]:
                     yield s
 
 
+def behind(spec: ContractionSpec, schedule: ThinSchedule) -> tuple[ThinSchedule, range] | None:
+    """Returns the schedule whose large operand is on its way before earlier kernels end, and the numbers of its tensors
+    among the arguments; None if it comes to registers.
+
+    That is so of weights of few bits, which more warps decode: steps of Llama 1B and 8B took a fourth longer otherwise.
+    """
+    paths = thin_paths(spec)
+    if paths.columns > 1 or not _copies(paths.wide, paths.piece):
+        return None
+    tensors, before = (spec.a.operands, 0) if paths.first else ((*spec.b.operands, *spec.others), len(spec.a.operands))
+    many = [
+        s
+        for s in (ThinSchedule(schedule.tile, RING_WARPS, pieces, ring=True) for pieces in (16, 8, 4, 2))
+        if flying_bytes(paths, schedule) <= flying_bytes(paths, s) <= MOST_FLYING
+        and sums_bytes(paths, s) <= MOST_SUMS
+        and paths.span(s.pieces) * s.warps <= paths.depth
+        and blocks_of_registers(paths, s)
+    ]
+    return (many[0], range(before, before + len(tensors))) if many else None
+
+
+def _copies(way: TilePath, piece: int) -> bool:
+    """Tells whether pieces of an operand are whole copies, and multiplied as they lie in memory."""
+    gather, sizes = way.gather, piece_sizes(way.inner, piece)
+    if gather.program is not None or sizes is None:
+        return False
+    inner = source_steps(way, 0)[2]
+    each = Piece(sizes, inner[len(inner) - len(sizes) :])
+    dtype = gather.operand.dtype
+    whole = each.dense and aligned(way, 0, each) and each.reach * dtype.itemsize % VECTORS == 0
+    return whole and dtype.ctype == way.element and way.product != "tf32"
+
+
 def rows_of_lane(s: ThinSchedule) -> int:
     """Returns how many rows of a tile a lane reads."""
     return s.tile // 8
@@ -157,7 +197,7 @@ def sums_bytes(paths: ThinPaths, s: ThinSchedule) -> int:
 def registers(paths: ThinPaths, s: ThinSchedule) -> int:
     """Returns how many registers a thread needs, roughly."""
     rows, columns = rows_of_lane(s) * paths.products, paths.columns
-    flying = s.pieces * rows * _words(paths.wide, paths.piece)
+    flying = (1 if s.ring else s.pieces) * rows * _words(paths.wide, paths.piece)
     flying += thin_pieces(paths, s) * columns * _words(paths.thin, paths.piece)
     sums = rows // 2 * columns * 4
     needed = flying + sums + 2 * (rows + columns) + OTHER_REGISTERS
@@ -188,7 +228,8 @@ def _words(way: TilePath, piece: int) -> int:
 
 def blocks_per_sm(paths: ThinPaths, s: ThinSchedule, target: Target) -> int:
     """Returns how many blocks a multiprocessor holds."""
-    return max(1, target.arch.blocks_per_sm(s.threads, registers(paths, s), sums_bytes(paths, s)))
+    shared = sums_bytes(paths, s) + (int(flying_bytes(paths, s)) if s.ring else 0)
+    return max(1, target.arch.blocks_per_sm(s.threads, registers(paths, s), shared))
 
 
 def _cost(spec: ContractionSpec, paths: ThinPaths, s: ThinSchedule, target: Target, *, cold: bool = True) -> float:

@@ -6,17 +6,19 @@ which is still in the L2 cache.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from codegen.families import form_of
 from codegen.family import Schedule
 from codegen.target import Target
-from fusegraph.graph import Tensor
+from fusegraph.graph import Graph, Tensor
 from fusegraph.passes.partition import Group, Partition
 
 #: Shares of the L2 cache: of a tensor as large as the first, only the last part stays there; a kernel that moves less
 #: than the second leaves in the cache what it finds there.
 LARGE, FEW = 2 / 5, 2 / 15
+#: Shared memory of a multiprocessor that has room for what kernels bring before others end.
+LEAST_SHARED = 160 << 10
 #: The families whose blocks go through memory in the order of their numbers, and do not wait for each other.
 FAMILIES = frozenset({"pointwise", "members", "rows"})
 
@@ -65,6 +67,30 @@ def may_come_in_early(group: Group, schedule: Schedule) -> bool:
     wave where each of them computes, or walks, for as long as the kernel takes; `Form.early` knows which kernels do.
     """
     return _in_order(group) or form_of(schedule).early(group.lowered.spec, schedule)
+
+
+def read_early(graph: Graph, schedules: Mapping[Group, Schedule], target: Target) -> frozenset[Group]:
+    """Returns the groups whose kernels read operands before those in front of them end: inputs of the graph that it
+    does not assign to.
+
+    Kernels that write over the memory of another input come behind its last reader, so that they are not among these.
+    """
+    if not target.arch.has_pdl or target.arch.shared_bytes_per_sm < LEAST_SHARED:
+        return frozenset()
+    unchanged, found = set(graph.inputs) - set(graph.updates.values()), set()
+    for group, schedule in schedules.items():
+        behind = form_of(schedule).behind(group.lowered.spec, schedule)
+        if behind is not None and unchanged.issuperset(group.reads[number].base for number in behind[1]):
+            found.add(group)
+    return frozenset(found)
+
+
+def schedule_behind(group: Group, schedule: Schedule) -> Schedule:
+    """Returns the schedule of a kernel that reads operands before those in front of it end."""
+    found = form_of(schedule).behind(group.lowered.spec, schedule)
+    assert found is not None
+    made: Schedule = found[0]
+    return made
 
 
 def _in_order(group: Group) -> bool:
