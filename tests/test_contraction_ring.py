@@ -39,6 +39,7 @@ def test_every_schedule():
     check_cases(cases, guard=True)
 
 
+@pytest.mark.slow
 def test_types_and_several_products():
     cases = [thin(3, 33, 528, dtype, schedule=ring(16, 2, 4)) for dtype in ("float16", "float8_e4m3", "int8")]
     for few in (1, 11):

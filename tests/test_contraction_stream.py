@@ -66,6 +66,7 @@ def test_every_schedule():
     check([matmul((7, 40), (40, 96)), matmul((100, 12), (12, 3), a_strides=(1, 100))], every())
 
 
+@pytest.mark.slow
 def test_results_of_few_columns_are_written_together():
     """Neighbouring columns, of which a thread has all: four at a time, in parts of a sum, too."""
     cases = [matmul((100, 20), (20, 12), a_strides=(1, 100)), matmul((2, 70, 56), (2, 56, 16), a_strides=(3920, 1, 70))]
@@ -177,7 +178,7 @@ def test_every_schedule_of_lanes_that_share_a_sum():
     check([in_rows(3, 72, 40)], every())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float64", marks=pytest.mark.slow), "int8"])
+@pytest.mark.parametrize("dtype", ["float32", *(pytest.param(x, marks=pytest.mark.slow) for x in ("bfloat16", "float64", "int8"))])
 def test_lanes_share_a_sum(dtype):
     sizes = [(2, 256, 12), (3, 170, 33), (2, 301, 8), (16, 131, 66), (20, 200, 36)]
     cases = [in_rows(*size, dtype, compute="float64" if dtype == "float64" else "float32") for size in sizes]

@@ -263,7 +263,9 @@ class CudaExecutable(KernelExecutable[_Loaded]):
             if source.code not in functions:
                 functions[source.code] = Module(cubin.cubin, index).function(source.name)
             positions = slots.positions(kernel.arguments)
-            launch = Launch.of(functions[source.code], source, len(positions), overlapping=has_pdl)
+            # The first one that has something to do comes behind another's kernels, which it may read the results of.
+            overlapping = has_pdl and any(step is not None for step in steps)
+            launch = Launch.of(functions[source.code], source, len(positions), overlapping=overlapping)
             steps.append((launch, positions))
         return _Steps(plan, slots, steps, index)
 
