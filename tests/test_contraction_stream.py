@@ -178,7 +178,9 @@ def test_every_schedule_of_lanes_that_share_a_sum():
     check([in_rows(3, 72, 40)], every())
 
 
-@pytest.mark.parametrize("dtype", ["float32", *(pytest.param(x, marks=pytest.mark.slow) for x in ("bfloat16", "float64", "int8"))])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(x, marks=pytest.mark.slow) for x in ("bfloat16", "float64", "int8"))]
+)
 def test_lanes_share_a_sum(dtype):
     sizes = [(2, 256, 12), (3, 170, 33), (2, 301, 8), (16, 131, 66), (20, 200, 36)]
     cases = [in_rows(*size, dtype, compute="float64" if dtype == "float64" else "float32") for size in sizes]
