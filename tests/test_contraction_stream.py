@@ -13,7 +13,7 @@ from test_contraction import DTYPES, convolution, epilogues, matmul, transposed
 
 import fusegraph as fg
 from codegen.contraction.stream import render
-from codegen.contraction.stream_schedule import StreamSchedule, fits, run, schedules, streams, widest
+from codegen.contraction.stream_schedule import StreamSchedule, fits, schedules, streams
 from codegen.declined import Declined
 from codegen.spec import ContractionSpec
 from codegen.target import target
@@ -120,8 +120,8 @@ def test_layouts():
     ]
     cases += [matmul((3, 5, 24), (3, 24, 64)), matmul((3, 5, 24), (24, 64)), matmul((2, 1, 5, 16), (3, 16, 24))]
     check(cases, every(60, 19))
-    assert run(streams(spec_of(cases[1].graph))) == 4
-    assert widest(streams(spec_of(cases[0].graph))) == 4
+    assert streams(spec_of(cases[1].graph)).run == 4
+    assert streams(spec_of(cases[0].graph)).widest == 4
 
 
 @pytest.mark.parametrize("groups", [1, 4])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import gcd, prod
 
 from codegen.buffers import VECTORS, Edge, every, guard, where
-from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, chunk, fits, run, streams
+from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, chunk, fits, streams
 from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run, batches, operand_value
 from codegen.iteration import bounds, coordinates, far, linear, signed_index_type, used, widest_vector
@@ -58,7 +58,7 @@ class _Renderer:
         )
         self.sums = spec.products * schedule.rows  # of a column: all rows of one product, and then of the next
         one = schedule.vector == 1 or schedule.lanes > 1
-        self.run = min(run(found), schedule.terms) if one else 1  # both are powers of two
+        self.run = min(found.run, schedule.terms) if one else 1  # both are powers of two
         reach = [*spec.a.reaches(spec.batch, spec.m, spec.k), *spec.b.reaches(spec.batch, spec.n, spec.k)]
         self.t = signed_index_type(*reach, *bounds(spec.program.operands, spec.space), *far(spec.program))
 

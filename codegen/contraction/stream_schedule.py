@@ -19,7 +19,7 @@ from codegen.family import Schedule
 from codegen.iteration import widest_vector
 from codegen.pointwise.schedule import aligned
 from codegen.ranking import in_order
-from codegen.records import changed
+from codegen.records import changed, once
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, Gather, Strides
 from codegen.target import Target
@@ -91,7 +91,8 @@ class StreamSchedule(Schedule):
         return self.terms * self.lanes
 
 
-class Streams(NamedTuple):
+@dataclass(frozen=True)
+class Streams:
     """A product whose operands are merged, and which of them is the large one.
 
     spec       whose batch has all dimensions of the large operand's rows but the last, if it is operand A.
@@ -118,6 +119,51 @@ class Streams(NamedTuple):
         """The dimension of the program's space in which the large operand's rows lie."""
         return len(self.spec.batch) + (0 if self.first else len(self.spec.m))
 
+    @once
+    def sources(self) -> list[Source]:
+        """The tensors that the large operand is read from."""
+        gather = self.large
+        every = [*zip(*(x[: 1 + len(gather.starts)] for x in gather.steps()), (gather.start, *gather.starts))]
+        steps = every if gather.program is None else every[1:]
+        operands = (*gather.operands, *self.spec.others)
+        return [
+            Source(op, b, o[-1], i[-1], start) for op, (b, o, i, start) in zip(operands, steps * self.spec.products)
+        ]
+
+    @once
+    def in_rows(self) -> bool:
+        """Whether the large operand lies along the reduction, in rows that are longer than a line of the cache.
+
+        Lanes that have a row each would ask for a line each: some lanes share a row.
+        """
+        return any(x.term == 1 and x.step > 1 and x.step * x.operand.dtype.itemsize > LINE_BYTES for x in self.sources)
+
+    @once
+    def widest(self) -> int:
+        """How many neighbouring rows of the large operand a thread may have: every access to them is whole."""
+        reads, along, space = [] if self.in_rows else self.sources, self.along, self.spec.space
+        if any(x.step not in (0, 1) for x in reads):
+            return 1
+        batch = [d for d, size in enumerate(self.spec.batch) if size > 1]
+        beside = [d for d, size in enumerate(space) if size > 1 and d != along]
+        moving = [(x.operand, [x.term, x.start, *(x.batch[d] for d in batch)]) for x in reads if x.step]
+        moving += [(op, [op.strides[d] for d in beside]) for op in self.spec.program.operands if op.strides[along] == 1]
+
+        def suits(vector: int) -> bool:
+            return self.size % vector == 0 and all(_whole(op, vector, steps) for op, steps in moving)
+
+        return widest_vector(8, suits) if moving or self.in_rows else 1
+
+    @once
+    def run(self) -> int:
+        """How many terms of a row of the large operand are one access: several if they are neighbours."""
+        read = self.sources[0] if self.large.program is None else None
+        if read is None or read.term != 1:
+            return 1
+        steps = (*read.batch, read.step, read.start)
+        most = VECTORS // read.operand.dtype.itemsize
+        return widest_vector(most, lambda count: self.depth % count == 0 and _whole(read.operand, count, steps))
+
 
 def streams(spec: ContractionSpec) -> Streams:
     """Returns how a product is streamed.  Raises Declined, with the reason, if it cannot be."""
@@ -138,7 +184,7 @@ def streams(spec: ContractionSpec) -> Streams:
     if most(few) > MOST_FEW:
         raise Declined(f"neither operand has at most {MOST_FEW} rows or columns")
     found = Streams(spec, first, few, size, depth)
-    if most(few) > MOST_FEW_ROWS and in_rows(found):
+    if most(few) > MOST_FEW_ROWS and found.in_rows:
         raise Declined(f"beside rows that lie along the reduction there are at most {MOST_FEW_ROWS} others")
     return found
 
@@ -161,49 +207,6 @@ class Source(NamedTuple):
     step: int
     term: int
     start: int
-
-
-def sources(s: Streams) -> list[Source]:
-    """Returns the tensors that the large operand is read from."""
-    gather = s.large
-    every = [*zip(*(x[: 1 + len(gather.starts)] for x in gather.steps()), (gather.start, *gather.starts))]
-    steps = every if gather.program is None else every[1:]
-    operands = (*gather.operands, *s.spec.others)
-    return [Source(op, b, o[-1], i[-1], start) for op, (b, o, i, start) in zip(operands, steps * s.spec.products)]
-
-
-def in_rows(s: Streams) -> bool:
-    """Tells whether the large operand lies along the reduction, in rows that are longer than a line of the cache.
-
-    Lanes that have a row each would ask for a line each: some lanes share a row.
-    """
-    return any(x.term == 1 and x.step > 1 and x.step * x.operand.dtype.itemsize > LINE_BYTES for x in sources(s))
-
-
-def widest(s: Streams) -> int:
-    """Returns how many neighbouring rows of the large operand a thread may have: every access to them is whole."""
-    reads, along, space = [] if in_rows(s) else sources(s), s.along, s.spec.space
-    if any(x.step not in (0, 1) for x in reads):
-        return 1
-    batch = [d for d, size in enumerate(s.spec.batch) if size > 1]
-    beside = [d for d, size in enumerate(space) if size > 1 and d != along]
-    moving = [(x.operand, [x.term, x.start, *(x.batch[d] for d in batch)]) for x in reads if x.step]
-    moving += [(op, [op.strides[d] for d in beside]) for op in s.spec.program.operands if op.strides[along] == 1]
-
-    def suits(vector: int) -> bool:
-        return s.size % vector == 0 and all(_whole(op, vector, steps) for op, steps in moving)
-
-    return widest_vector(8, suits) if moving or in_rows(s) else 1
-
-
-def run(s: Streams) -> int:
-    """Returns how many terms of a row of the large operand are one access: several if they are neighbours."""
-    read = sources(s)[0] if s.large.program is None else None
-    if read is None or read.term != 1:
-        return 1
-    steps = (*read.batch, read.step, read.start)
-    most = VECTORS // read.operand.dtype.itemsize
-    return widest_vector(most, lambda count: s.depth % count == 0 and _whole(read.operand, count, steps))
 
 
 def _whole(operand: Operand, count: int, steps: Iterable[int]) -> bool:
@@ -240,10 +243,10 @@ def _ranked(spec: ContractionSpec, target: Target) -> list[tuple[float, StreamSc
 
 def _candidates(s: Streams) -> Iterator[StreamSchedule]:
     """Yields what might be fast: threads with registers for their sums, and warps that all have work."""
-    wide, word, piece = widest(s), SIZE_OF[s.spec.accumulate] // 4, run(s)
+    wide, word, piece = s.widest, SIZE_OF[s.spec.accumulate] // 4, s.run
     few, depth, products = most(s.few), most(s.depth), s.spec.products
-    bytes_of = sources(s)[0].operand.dtype.itemsize * piece
-    shares = [n for n in LANES if n * bytes_of >= LEAST_BYTES] if in_rows(s) else [1]
+    bytes_of = s.sources[0].operand.dtype.itemsize * piece
+    shares = [n for n in LANES if n * bytes_of >= LEAST_BYTES] if s.in_rows else [1]
     for rows, vector, warps, split, terms, lanes in product(ROWS, WIDTHS, WARPS, SPLITS, TERMS, shares):
         if rows >= 2 * few or vector > wide or (piece > 1 and vector > 1 and lanes == 1) or split > warps:
             continue
@@ -259,7 +262,7 @@ def fits(s: Streams, schedule: StreamSchedule) -> bool:
     """Tells whether a schedule, perhaps one that was found for other sizes, is one for these operands."""
     tiles = buffers(s, schedule)
     room = tiles["few"].bytes <= MOST_HELD and tiles["parts"].bytes <= MOST_EXCHANGED
-    return room and widest(s) % schedule.vector == 0 and (schedule.lanes > 1) == in_rows(s)
+    return room and s.widest % schedule.vector == 0 and (schedule.lanes > 1) == s.in_rows
 
 
 def buffers(s: Streams, schedule: StreamSchedule) -> Buffers:
@@ -290,9 +293,9 @@ def _cost(s: Streams, schedule: StreamSchedule, target: Target) -> float:
     if not held:
         return inf
     each = Edge(tiles, target.sms).tiles
-    together, piece, steps = min(held, each), run(s), Edge(s.depth, schedule.step * split).tiles
+    together, piece, steps = min(held, each), s.run, Edge(s.depth, schedule.step * split).tiles
     # What a thread does for each term: reads, elements, products.
-    read, lanes = sources(s), schedule.lanes
+    read, lanes = s.sources, schedule.lanes
     reads = sum((vector if lanes > 1 else 1) / piece if x.term else 1 / terms for x in read)
     made = CONVERT if s.large.program is None else CONVERT + STEP * len(s.large.program.instructions)
     a_term = reads + word * rows / 4 + vector * products * (made + rows * word)
