@@ -97,14 +97,12 @@ class _Renderer:
         w.line(UNTIL_HERE)
         self.wide.prologue.scalars()
         self.wide.prepare(lane if self.first == "0" else f"{self.first} + {lane}")
+        self._begin()
         if s.ring:
-            self._begin()
             w.line(UNTIL_HERE_BUT_KNOWN)
         self.thin.prologue.scalars()
         self.thin.prepare(lane)
         self.totals.declare()
-        if not s.ring:
-            self._begin()
         self._mainloop()
         if not s.ring:  # what the next kernel asks for is not in the way of what is on its way already
             w.line(FROM_HERE)
@@ -167,15 +165,7 @@ class _Renderer:
             self.thin.declare()
         w.line("Pieces read;")
         self._bringing("fetch_large", self.wide.copy if s.ring else self.wide.fetch)
-        if not s.ring:
-            self._bringing("fetch_thin", self.thin.fetch)
-            self._sums()
         self._bring("fetch_large", s.pieces, "copy_async_commit();" if s.ring else "")
-
-    def _sums(self) -> None:
-        paths = self.paths
-        dims = (paths.products, self.s.tile // WIDE, paths.columns, 4)
-        self.w.line(f"{self.fragments.total} sum{''.join(f'[{n}]' for n in dims)} = {{}};")
 
     def _mainloop(self) -> None:
         w, s, paths = self.w, self.s, self.paths
@@ -183,9 +173,9 @@ class _Renderer:
         lanes, whole = self._missing()
         computed = any(side.way.gather.program is not None for side in (self.wide, self.thin))
         exists = self._exists
-        if s.ring:
-            self._bringing("fetch_thin", self.thin.fetch)
-            self._sums()
+        self._bringing("fetch_thin", self.thin.fetch)
+        tiles, columns = s.tile // WIDE, paths.columns
+        w.line(f"{self.fragments.total} sum[{paths.products}][{tiles}][{columns}][4] = {{}};")
         slots = thin_pieces(self.paths, s)
         self._bring("fetch_thin", slots)
         self.totals.add_up()
