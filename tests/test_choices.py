@@ -44,7 +44,7 @@ def pooled() -> fg.Graph:
 
 def long_product() -> fg.Graph:
     graph = fg.Graph("long")
-    graph.output(graph.matmul(graph.tensor("a", (16, 8192)), graph.tensor("b", (8192, 8)), name="y"))
+    graph.output(graph.matmul(graph.tensor("a", (40, 8192)), graph.tensor("b", (8192, 24)), name="y"))
     return graph
 
 

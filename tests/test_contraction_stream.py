@@ -182,7 +182,7 @@ def test_every_schedule_of_lanes_that_share_a_sum():
     "dtype", ["float32", *(pytest.param(x, marks=pytest.mark.slow) for x in ("bfloat16", "float64", "int8"))]
 )
 def test_lanes_share_a_sum(dtype):
-    sizes = [(2, 256, 12), (3, 170, 33), (2, 301, 8), (16, 131, 66), (20, 200, 36)]
+    sizes = [(2, 256, 12), (3, 170, 33), (2, 301, 8), (16, 131, 66), (12, 200, 36)]
     cases = [in_rows(*size, dtype, compute="float64" if dtype == "float64" else "float32") for size in sizes]
     cases += [matmul((size, depth), (depth, few), dtype) for few, depth, size in sizes if dtype == "float32"]
     for exe in check(cases, every(1000, 31)):
@@ -220,7 +220,7 @@ def test_what_it_is_not_for():
 
     assert "at most 256" in reason(matmul((300, 8), (8, 300)).graph)
     assert "limits" in reason(convolution((2, 16, 9, 9), (16, 16, 3, 3), padding=1).graph)
-    assert "at most 32" in reason(matmul((33, 64), (64, 300), b_strides=(1, 64)).graph)
+    assert "at most 16" in reason(matmul((17, 64), (64, 300), b_strides=(1, 64)).graph)
     assert "shared memory" in reason(matmul((3, 70000), (70000, 40), "float64", compute="float64").graph)
 
 

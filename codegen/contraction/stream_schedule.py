@@ -30,7 +30,7 @@ LANES, LEAST_BYTES = (8, 16, 32), 32
 #: Rows of the few that are worth trying: tensor cores, or tiles in shared memory, are faster for more terms of more.
 MOST_FEW = 256
 #: Of them beside rows that lie along the sum.
-MOST_FEW_ROWS = 32
+MOST_FEW_ROWS = 16
 #: Bytes of shared memory for the few rows, and for sums that warps exchange; registers of a thread for sums, as many
 #: for what is on its way, for these and what is multiplied meanwhile, and for all else.
 MOST_HELD, MOST_EXCHANGED, MOST_WORDS, MOST_TOGETHER, OTHER_REGISTERS = 128 << 10, 32 << 10, 64, 160, 40
