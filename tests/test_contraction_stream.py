@@ -168,6 +168,14 @@ def test_computed_operands():
     assert all(len(exe.plan.kernels) == 1 for exe in made)
 
 
+def test_a_large_operand_of_positions():
+    """It is read from no tensor."""
+    graph = fg.Graph("positions")
+    x, like = graph.tensor("x", (3, 20)), graph.tensor("like", (20, 40))
+    graph.output(graph.matmul(x, graph.cast(graph.gen_index(like, axis=1), "float32")), name="y")
+    check([Case(graph)], every(40, 9))
+
+
 def in_rows(few: int, depth: int, size: int, dtype: str = "float32", **more: Any) -> Case:
     """A large operand whose rows lie along the sum, as torch's linear layers have it."""
     return matmul((few, depth), (depth, size), dtype, b_strides=(1, depth), **more)

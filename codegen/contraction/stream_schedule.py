@@ -245,8 +245,9 @@ def _candidates(s: Streams) -> Iterator[StreamSchedule]:
     """Yields what might be fast: threads with registers for their sums, and warps that all have work."""
     wide, word, piece = s.widest, SIZE_OF[s.spec.accumulate] // 4, s.run
     few, depth, products = most(s.few), most(s.depth), s.spec.products
-    bytes_of = s.sources[0].operand.dtype.itemsize * piece
-    shares = [n for n in LANES if n * bytes_of >= LEAST_BYTES] if s.in_rows else [1]
+    shares = [1]
+    if s.in_rows:
+        shares = [n for n in LANES if n * piece * s.sources[0].operand.dtype.itemsize >= LEAST_BYTES]
     for rows, vector, warps, split, terms, lanes in product(ROWS, WIDTHS, WARPS, SPLITS, TERMS, shares):
         if rows >= 2 * few or vector > wide or (piece > 1 and vector > 1 and lanes == 1) or split > warps:
             continue
