@@ -19,9 +19,9 @@ from codegen.trace import Trace
 
 #: The line in front of which a kernel touches no memory but by `prefetch`: where it waits for kernels launched before.
 UNTIL_HERE = "// What kernels launched before write is read from here on."
-#: The line from which on a kernel asks memory for little: blocks of the next one may begin to ask for theirs.
 #: The same for a kernel that may touch operands before that are known not to be written by these.
 UNTIL_HERE_BUT_KNOWN = "// All else that kernels launched before write is read from here on."
+#: The line from which on a kernel asks memory for little: blocks of the next one may begin to ask for theirs.
 FROM_HERE = "// What is left to do needs little of memory."
 
 

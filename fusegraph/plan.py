@@ -328,20 +328,21 @@ def rendered(
     turned: Set[Group],
     cached: Set[Group],
     over: Mapping[Tensor, Tensor],
-    known: Set[Group] = frozenset(),
+    known: Mapping[Group, Schedule],
 ) -> tuple[Kernel, ...]:
-    """Returns the kernels of groups; what else is given is that of `places`.
+    """Returns the kernels of groups; what else is given is that of `places`, with the schedules of groups that read
+    operands early.
 
     Groups that compute the same of other tensors have one source, with the names of the first of them: layers of a
     network that are alike are compiled once, also where they are graphs of their own (`shared_kernels`).
     """
     sources = _SHARED.get() or _Sources()
     kernels = []
-    for (group, alike, choice), place in zip(chosen, places(chosen, turned, cached, over, known)):
+    for (group, alike, choice), place in zip(chosen, places(chosen, turned, cached, over, known.keys())):
         if place.cached:
             choice = replace(choice, schedule=without_evict_last(choice.schedule))
         if place.known:
-            choice = replace(choice, schedule=order.schedule_behind(group, choice.schedule))
+            choice = replace(choice, schedule=known[group])
         key = alike, choice.schedule, place
         if key not in sources.found:
             spec = replace(group.lowered.spec, name=sources.names.unique(group.lowered.spec.name))

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from math import gcd, prod
 
 from codegen.buffers import VECTORS, Edge, every, guard, where
-from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, chunk, fits, streams
+from codegen.contraction.stream_schedule import TOGETHER, StreamSchedule, buffers, chunk, fits, streams, whole
 from codegen.declined import Declined
 from codegen.epilogue import Epilogue, Run, batches, operand_value
 from codegen.iteration import bounds, coordinates, far, linear, signed_index_type, used, widest_vector
 from codegen.kernel import Kernel, locate
-from codegen.pointwise.schedule import aligned
 from codegen.prologue import Prologue, Source
 from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
@@ -56,6 +55,7 @@ class _Renderer:
         self.row0, self.col0 = (
             name if most(e.tiles) > 1 else "0" for name, e in (("row0", self.rows), ("col0", self.columns))
         )
+        self.depth = Edge(found.depth, schedule.step)
         self.sums = spec.products * schedule.rows  # of a column: all rows of one product, and then of the next
         one = schedule.vector == 1 or schedule.lanes > 1
         self.run = min(found.run, schedule.terms) if one else 1  # both are powers of two
@@ -103,10 +103,10 @@ class _Renderer:
         """Writes how a block brings its few rows to shared memory, and zeros for terms that do not exist."""
         w, s, spec, few = self.w, self.s, self.spec, self.few
         sizes = spec.n if self.streams.first else spec.m
-        depth, c = Edge(self.streams.depth, s.step), spec.accumulate
+        depth, c = self.depth, spec.accumulate
         steps = few.gather.outer[-1], few.gather.inner[-1]
         by_terms = abs(steps[1]) < abs(steps[0])  # neighbouring threads read neighbours in memory
-        wide = self._width(depth)
+        wide = self._width()
         terms, rows = (depth.padded // wide, s.rows) if by_terms else (depth.padded, s.rows // wide)
         w.line()
         w.line(f"#pragma unroll {TOGETHER}")
@@ -130,30 +130,29 @@ class _Renderer:
                     read = {source.value: self._element(few, source, "k") for source in few.sources}
                     w.line(f"value = {operand_value(few.gather.operand, few.element(read), c)};")
             if wide == 1:
-                w.line(f"shared.few[{self._held('k', 'r', depth)}] = value;")
+                w.line(f"shared.few[{self._held('k', 'r')}] = value;")
             else:
                 k, r = ("(k + e)", "r") if by_terms else ("k", "(r + e)")
                 value = operand_value(few.gather.operand, "piece[e]", c)
-                w.each_element(wide, f"shared.few[{self._held(k, r, depth)}] = {value};")
+                w.each_element(wide, f"shared.few[{self._held(k, r)}] = {value};")
         w.line("__syncthreads();")
 
-    def _width(self, depth: Edge) -> int:
+    def _width(self) -> int:
         """Returns how many neighbours of the few rows one access brings, along the sum or along a column."""
         s, few = self.s, self.few.gather
         (batch, *_), (outer, *_), (inner, *_) = few.steps()
         by_terms = abs(inner[-1]) < abs(outer[-1])
         if few.program is not None or (inner[-1] if by_terms else outer[-1]) != 1:
             return 1
-        lengths = (self.streams.depth, depth.padded) if by_terms else (self.rows.total, s.rows)
+        lengths = (self.depth.total, self.depth.padded) if by_terms else (self.rows.total, s.rows)
         others = (*batch, *outer, few.start) if by_terms else (*batch, *outer[:-1], *inner, few.start)
 
-        def whole(count: int) -> bool:
-            size = count * few.operand.dtype.itemsize
-            return all(n % count == 0 for n in lengths) and size <= VECTORS and aligned(few.operand, size, others)
+        def suits(count: int) -> bool:
+            return all(n % count == 0 for n in lengths) and whole(few.operand, count, others)
 
-        return widest_vector(VECTORS // few.operand.dtype.itemsize, whole)
+        return widest_vector(VECTORS // few.operand.dtype.itemsize, suits)
 
-    def _held(self, k: str, r: str, depth: Edge) -> str:
+    def _held(self, k: str, r: str) -> str:
         """Returns the C subscripts of an element of the few rows in shared memory.
 
         For lanes that have ``run`` terms side by side all first terms lie one behind another, then all second ones:
@@ -163,7 +162,7 @@ class _Renderer:
             return f"{k}][{r}"
         each = chunk(self.spec.accumulate, self.s.rows)
         if self.run > 1:
-            k = linear([(f"{k} % {self.run}", depth.padded // self.run), (f"{k} / {self.run}", 1)])
+            k = linear([(f"{k} % {self.run}", self.depth.padded // self.run), (f"{k} / {self.run}", 1)])
         return f"{f'{r} / {each}' if self.s.rows > each else '0'}][{k}][{f'{r} % {each}' if each > 1 else '0'}"
 
     def _element(self, side: Prologue, source: Source, k: str) -> str:
@@ -179,10 +178,10 @@ class _Renderer:
 
     def _begin(self) -> None:
         """Writes the first reads: they are on their way while the few rows come."""
-        w, s, depth = self.w, self.s, Edge(self.streams.depth, self.s.step)
+        w, s, depth = self.w, self.s, self.depth
         begin = linear([(f"warp % {s.split}", s.step if s.split > 1 else 0), ("own", self.run if s.lanes > 1 else 0)])
         w.line(f"const {self.t} begin = {begin};")
-        if self._once(depth):
+        if self.once:
             self._declare("")
             self._fetch("begin", "")
             return
@@ -191,36 +190,36 @@ class _Renderer:
             self._fetch("first", AHEAD)
         w.line(f"if (begin < {depth.padded}) fetch(begin);")
 
-    def _once(self, depth: Edge) -> bool:
-        """Tells whether all terms of a sum are read at once."""
-        return self.s.split == 1 and most(depth.tiles) <= 1
+    @property
+    def once(self) -> bool:
+        """Whether all terms of a sum are read at once."""
+        return self.s.split == 1 and most(self.depth.tiles) <= 1
 
     def _multiply(self) -> None:
         w, s, c = self.w, self.s, self.spec.accumulate
-        depth = Edge(self.streams.depth, s.step)
-        step = s.step * s.split
+        depth, step = self.depth, s.step * s.split
         w.line()
         w.line(f"{c} sum[{self.sums}][{s.vector}] = {{}};")
-        if self._once(depth):
-            self._terms("begin", depth)
+        if self.once:
+            self._terms("begin")
             return
         with w.block(f"for ({self.t} k0 = begin; k0 < {depth.padded}; k0 += {step})"):
             for source, count, each in self._vectors():
                 w.line(f"Vector<{source.ctype}, {count}> {_read(source)}[{each}];")
                 w.unrolled_line(f"for (int u = 0; u < {each}; ++u) {_read(source)}[u] = {_read(source, AHEAD)}[u];")
             w.line(f"if (k0 + {step} < {depth.padded}) fetch(k0 + {step});  // on its way while these are multiplied")
-            self._terms("k0", depth)
+            self._terms("k0")
 
-    def _terms(self, first: str, depth: Edge) -> None:
+    def _terms(self, first: str) -> None:
         """Writes the products of the terms that a thread has read, from ``first`` on."""
         w, s, c = self.w, self.s, self.spec.accumulate
         with w.scope():
             u = w.each("u", s.terms)
             w.line(f"const {self.t} k = {self._term(first, u)};")
-            self._few(depth)
+            self._few()
             v = w.each("v", s.vector)
             # What is computed of nothing may be no number: only what is read is zero where there is no term.
-            kept = depth.inside("k") if self.large.program is not None else ""
+            kept = self.depth.inside("k") if self.large.program is not None else ""
             for product in range(self.spec.products):
                 read = {x.value: self._next(x, "k", u, v) for x in self.large.sources_of(product)}
                 value = operand_value(self.large.gather.operand, self.large.element(read, product), c)
@@ -237,14 +236,14 @@ class _Renderer:
             return linear([(first, 1), (u, self.s.lanes)])
         return linear([(first, 1), (f"{u} / {self.run}", self.s.lanes * self.run), (f"{u} % {self.run}", 1)])
 
-    def _few(self, depth: Edge) -> None:
+    def _few(self) -> None:
         """Writes the loads of term k of the few rows."""
         w, s, c = self.w, self.s, self.spec.accumulate
         each = chunk(c, s.rows)
         w.line(f"{c} few[{s.rows}];")
         with w.scope():
             n = w.each("n", s.rows // each)
-            at = self._held("k", linear([(n, each)]), depth)
+            at = self._held("k", linear([(n, each)]))
             w.line(f"const auto chunk = load_shared<{each}>(&shared.few[{at}]);")
             w.each_element(each, f"few[{linear([(n, each), ('e', 1)])}] = chunk[e];")
 
@@ -266,7 +265,7 @@ class _Renderer:
 
     def _fetch(self, first: str, suffix: str) -> None:
         """Writes the reads of the terms from ``first`` on."""
-        w, depth = self.w, Edge(self.streams.depth, self.s.step)
+        w, depth = self.w, self.depth
         with w.guarded("inside" if self.columns.ragged else ""):
             for source, count, each in self._vectors():
                 with w.scope():

@@ -150,7 +150,7 @@ class Streams:
         moving += [(op, [op.strides[d] for d in beside]) for op in self.spec.program.operands if op.strides[along] == 1]
 
         def suits(vector: int) -> bool:
-            return self.size % vector == 0 and all(_whole(op, vector, steps) for op, steps in moving)
+            return self.size % vector == 0 and all(whole(op, vector, steps) for op, steps in moving)
 
         return widest_vector(8, suits) if moving or self.in_rows else 1
 
@@ -162,7 +162,7 @@ class Streams:
             return 1
         steps = (*read.batch, read.step, read.start)
         most = VECTORS // read.operand.dtype.itemsize
-        return widest_vector(most, lambda count: self.depth % count == 0 and _whole(read.operand, count, steps))
+        return widest_vector(most, lambda count: self.depth % count == 0 and whole(read.operand, count, steps))
 
 
 def streams(spec: ContractionSpec) -> Streams:
@@ -209,7 +209,7 @@ class Source(NamedTuple):
     start: int
 
 
-def _whole(operand: Operand, count: int, steps: Iterable[int]) -> bool:
+def whole(operand: Operand, count: int, steps: Iterable[int]) -> bool:
     """Tells whether so many neighbours, from places apart by some steps, are one access."""
     size = operand.dtype.itemsize * count
     return size <= VECTORS and aligned(operand, size, tuple(steps))

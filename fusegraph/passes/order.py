@@ -69,28 +69,21 @@ def may_come_in_early(group: Group, schedule: Schedule) -> bool:
     return _in_order(group) or form_of(schedule).early(group.lowered.spec, schedule)
 
 
-def read_early(graph: Graph, schedules: Mapping[Group, Schedule], target: Target) -> frozenset[Group]:
-    """Returns the groups whose kernels read operands before those in front of them end: inputs of the graph that it
-    does not assign to.
+def read_early(graph: Graph, schedules: Mapping[Group, Schedule], target: Target) -> dict[Group, Schedule]:
+    """Returns the groups whose kernels read operands before those in front of them end, with their schedules for that:
+    the operands are inputs of the graph that it does not assign to.
 
     Kernels that write over the memory of another input come behind its last reader, so that they are not among these.
     """
+    found: dict[Group, Schedule] = {}
     if not target.arch.has_pdl or target.arch.shared_bytes_per_sm < LEAST_SHARED:
-        return frozenset()
-    unchanged, found = set(graph.inputs) - set(graph.updates.values()), set()
+        return found
+    unchanged = set(graph.inputs) - set(graph.updates.values())
     for group, schedule in schedules.items():
         behind = form_of(schedule).behind(group.lowered.spec, schedule)
         if behind is not None and unchanged.issuperset(group.reads[number].base for number in behind[1]):
-            found.add(group)
-    return frozenset(found)
-
-
-def schedule_behind(group: Group, schedule: Schedule) -> Schedule:
-    """Returns the schedule of a kernel that reads operands before those in front of it end."""
-    found = form_of(schedule).behind(group.lowered.spec, schedule)
-    assert found is not None
-    made: Schedule = found[0]
-    return made
+            found[group] = behind[0]
+    return found
 
 
 def _in_order(group: Group) -> bool:

@@ -164,6 +164,7 @@ class Compilation:
         """keys: the key of each source, by its identity; done: the kernels that need no compilation, by key."""
         self._sources, self._keys, self._done = sources, keys, done
         self._futures: dict[Future[CompiledKernel], tuple[str, _Unit]] = {}
+        self._cache: DiskCache | None = None
 
     def _compile(self, units: Mapping[str, _Unit], cache: DiskCache | None, jobs: int | None) -> None:
         """Starts to compile units, the longest first; waits for what others compile already."""
