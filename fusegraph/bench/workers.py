@@ -24,6 +24,11 @@ class Failure:
     reason: str
 
 
+def processors() -> int:
+    """Returns how many processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def told(error: BaseException) -> str:
     """Returns an error's class and text on one line, shortened."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
+from fusegraph.bench.workers import processors
 from fusegraph.cli.console import doing, note, say
 from fusegraph.cli.suites import check_gpu, check_torch, facts, names_of, pattern
 from fusegraph.report import artifacts
@@ -48,7 +48,7 @@ def schedules(
     if not names_only:
         check_gpu()
     file = None if json_file is None else artifacts.prepare_file(Path(json_file))
-    end, processes = time.perf_counter() + 60 * minutes, max(1, (os.cpu_count() or 2) - 1)
+    end, processes = time.perf_counter() + 60 * minutes, max(1, processors() - 1)
     made = Measurements(present(), MOST, file)
     if made.rows:
         note(f"going on from {file}: {len(made.rows)} kernels are measured already")

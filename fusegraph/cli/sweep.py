@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fusegraph.bench.workers import processors
 from fusegraph.cli.console import NOT_OK, note, progress, say
 from fusegraph.cli.suites import check_gpu, check_torch, facts, pattern
 from fusegraph.errors import FusegraphError
@@ -57,7 +57,7 @@ def sweep(
     if made.rows:
         note(f"going on from {file}: {len(made.rows)} cases are measured already")
     step, end = progress(len(made.missing(count))), time.perf_counter() + 60 * minutes
-    for row in made.measure(count, os.cpu_count() or 2, end):
+    for row in made.measure(count, processors(), end):
         step(row.name, advance=int(not row.kernels))
     rows = [made.rows[n] for n in sorted(made.rows)]
     say(summary(rows))

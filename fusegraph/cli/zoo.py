@@ -5,7 +5,6 @@ All run through torch.compile, ours beside inductor and eager torch.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from fusegraph.bench.decode.run import Decodings, processes_for
 from fusegraph.bench.decode.sizes import WEIGHTS
 from fusegraph.bench.torch_engines import OURS
 from fusegraph.bench.training import steps
-from fusegraph.bench.workers import Failure
+from fusegraph.bench.workers import Failure, processors
 from fusegraph.bench.zoo.models import AUTOCAST, DTYPES
 from fusegraph.bench.zoo.run import Make, Subject, Task, Zoo, tasks
 from fusegraph.cli.console import NOT_OK, note, progress, say
@@ -107,7 +106,7 @@ def _processes(suite: str) -> int:
     """Returns how many models are compiled at a time; steps of training need much memory."""
     if suite == "decode":
         return processes_for("cuda")
-    most = max(1, (os.cpu_count() or 2) // 2)
+    most = max(1, processors() // 2)
     return most if suite == "zoo" else min(most, max(1, driver.properties(0).total_memory // _STEP_BYTES))
 
 

@@ -5,7 +5,6 @@ A process measures one task on all engines.  None compiles while another one tim
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 from fusegraph.bench.decode.steps import Decoding, device_bytes, engines_of
 from fusegraph.bench.torch_engines import OURS, difference, kept
 from fusegraph.bench.torch_timing import median_us, replay_us
-from fusegraph.bench.workers import Failure, alone, each
+from fusegraph.bench.workers import Failure, alone, each, processors
 from fusegraph.bench.zoo.run import Figures, Row, Task, Zoo, begin, free, wait
 from fusegraph.runtime import driver
 from fusegraph.runtime.targets import present
@@ -76,7 +75,7 @@ def _no_memory(row: Row) -> bool:
 
 def processes_for(device: str) -> int:
     """Returns how many processes compile at a time."""
-    return max(1, int(len(os.sched_getaffinity(0)) * _PROCESSORS)) if device == "cuda" else 1
+    return max(1, int(processors() * _PROCESSORS)) if device == "cuda" else 1
 
 
 def together(tasks: Sequence[Task], processes: int) -> int:

@@ -18,7 +18,7 @@ from fusegraph.bench.kept import Kept
 from fusegraph.bench.precision import allow_tf32
 from fusegraph.bench.torch_engines import ENGINES, OURS, difference, kept, on_engine, use_caches
 from fusegraph.bench.torch_timing import kernels_of_call, median_us, other_bytes, peaks_mb, replay_us
-from fusegraph.bench.workers import Failure, alone, each
+from fusegraph.bench.workers import Failure, alone, each, processors
 from fusegraph.bench.zoo.models import MODELS, called
 from fusegraph.report import artifacts
 from fusegraph.runtime.targets import present
@@ -250,7 +250,7 @@ class Zoo(Kept[Row]):
 def begin(task: Task) -> None:
     """Sets a process up for a task, before torch is imported: caches, threads that compile, precision, seed."""
     use_caches(task.caches)
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(os.cpu_count()) if task.single else "1"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(processors()) if task.single else "1"
     import torch
 
     allow_tf32(task.dtype)
