@@ -9,6 +9,7 @@ from itertools import product
 from math import gcd, hypot, prod
 from typing import Any, TypeVar
 
+from codegen.arch import SECTOR_BYTES
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.declined import Declined
 from codegen.family import Schedule
@@ -250,6 +251,21 @@ class HaloTile:
         #: columns of results that a thread has next to each other: 4 where two fragments share 16 filters evenly
         self.run = 4 if self.direct and at.filters % (2 * FRAGMENT_COLS) == 0 else 2
 
+    @once
+    def moved(self) -> float:
+        """The bytes of a tile that memory moves, whole sectors of it: the image's and those of results, and of what
+        is read beside them.
+        """
+        spec, at = self.spec, self.at
+        image = self.pixels * self.width
+        if spec.a.inner[0] != 1 and at.steps[-1] == 1:
+            image *= _sectors(self.under[1:], at.sizes, at.itemsize)
+        size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
+        results = self.positions * self.cols * len(at.phases) * size * len(spec.program.operands)
+        if any(store.operand.strides[-2] == 1 < at.filters for store in spec.program.stores):
+            results *= _sectors(self.s.tile[1:], at.out, size)
+        return image + results
+
     def steps_of(self, phase: Phase) -> int:
         """Returns the products along the sum that a phase takes."""
         return -(-self.at.chunks_of(phase) * CHUNK // STEP)
@@ -329,6 +345,12 @@ def _reads(at: Windows, tile: tuple[int, ...], pitch: int) -> float:
             banks = [place % BANKS for place in places]
             found += max(map(banks.count, banks), default=0)
     return found / (2 * len(steps))
+
+
+def _sectors(tile: tuple[int, ...], sizes: tuple[int, ...], itemsize: int) -> float:
+    """Returns how many bytes move for one of a tile whose last dimension lies together, and begins anywhere."""
+    run = tile[-1] * (tile[-2] if tile[-1] >= sizes[-1] else 1) * itemsize
+    return 1 + (SECTOR_BYTES - itemsize) / run
 
 
 def _pixels(at: Windows, under: tuple[int, ...], first: int = 0) -> list[int]:
@@ -437,7 +459,7 @@ def _candidates(at: Windows) -> Iterator[HaloSchedule]:
 def likely_tiles(at: Windows) -> list[tuple[int, int, int, int]]:
     """Returns tiles of positions, parts of an image or whole images: those of every size that make the least work."""
     low, high = POSITIONS
-    found: dict[int, list[tuple[int, tuple[int, int, int, int]]]] = {}
+    found: dict[int, list[tuple[float, tuple[int, int, int, int]]]] = {}
     for depth, rows, cols in product(*(_shares(size) for size in at.out)):
         tile, count = (depth, rows, cols), depth * rows * cols
         whole = tile == at.out
@@ -446,7 +468,9 @@ def likely_tiles(at: Windows) -> list[tuple[int, int, int, int]]:
             if positions > high or (positions < low and not (whole and images == at.images)):
                 continue
             tiles = -(-at.images // images) * prod(-(-size // part) for size, part in zip(at.out, tile))
-            work = tiles * (images * prod(at.under(tile)) + round_up(positions, FRAGMENT_ROWS))
+            under = at.under(tile)
+            apart = _sectors(under, at.sizes, at.itemsize) if at.steps[-1] == 1 else 1.0
+            work = tiles * (images * prod(under) * apart + round_up(positions, FRAGMENT_ROWS))
             found.setdefault(positions.bit_length(), []).append((work, (images, depth, rows, cols)))
     return [tile for every in found.values() for _, tile in sorted(every)[:TILES]]
 
@@ -459,7 +483,7 @@ def _shares(size: int) -> list[int]:
 
 def _cost(x: HaloTile, tiles: int, resident: int, target: Target) -> float:
     """Returns the estimated cycles if a block has so many tiles.  The constants are fits to measurements."""
-    s, at, spec = x.s, x.at, x.spec
+    s, at = x.s, x.at
     fragments = s.warps * x.own * s.groups * x.steps
     image, filters, results = x.pixels * x.width, x.cols * x.steps * STEP, x.positions * x.cols * len(at.phases)
     products, matrices = fragments * at.fragments * PRODUCT, at.fragments * (1 + 1 / x.own)
@@ -470,9 +494,7 @@ def _cost(x: HaloTile, tiles: int, resident: int, target: Target) -> float:
     shared += 0 if x.direct else 8 * results / BANKS
     instructions = results * (RESULT if x.direct else STAGED) + _copies(image, x.image_vector, at.itemsize)
     instructions += 32 * fragments * (2 + matrices + 6 / x.own / s.groups)
-    size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
-    moved = (image + results * size * len(spec.program.operands)) / L2_RATE
-    work = [products, shared, instructions / ISSUE, moved]
+    work = [products, shared, instructions / ISSUE, x.moved / L2_RATE]
     busy = max(work) + EXPOSED * (sum(work) - max(work))
     # A warp that takes part in a product waits for its fragments, and for those of the others.
     waits = TILE + (BROUGHT if s.stages == 1 else 0.0) + x.steps * WAIT * (1 + s.wgmma)
