@@ -138,12 +138,14 @@ def best_schedule(spec: PointwiseSpec, target: Target = PORTABLE) -> PointwiseSc
     wide_access = vector * max((op.dtype.itemsize for op in operands if op.strides[-1]), default=1) >= 16
     scattered = any(access(op.strides, shape, vector, op) == "element" for op in program.loads)
     unroll, form = (1, "flat") if wide_access and not scattered else (4, _form(program, shape, vector))
-    if form == "flat" and unroll == 1 and _form(program, shape, vector) == "rows":
-        # Where several operands repeat, the L1 cache would be the limit: as many rows share them as it takes.
-        again = sum(op.dtype.itemsize for op in full if repeats(op))
+    shared = _form(program, shape, vector)
+    if form == "flat" and unroll == 1 and shared != "flat":
+        # Where several operands repeat, the L1 cache would be the limit: as many rows share them as it takes.  In
+        # cycles each of their elements is an access.
+        again = sum(op.dtype.itemsize for op in full if repeats(op)) * (vector if shared == "cycles" else 1)
         once = sum(op.dtype.itemsize for op in full if not repeats(op))
         while unroll < 4 and again > REPEATED_BYTES * once * unroll:
-            unroll, form = 2 * unroll, "rows"
+            unroll, form = 2 * unroll, shared
     if form == "rows":
         unroll = min(unroll, shape[-2])
     if form == "cycles":
