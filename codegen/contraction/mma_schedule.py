@@ -114,7 +114,7 @@ SINGLE, SINGLE_OPERAND, SINGLE_OF_TILE, WARP_TILE = 0.2, 0.1, 0.85 / (128 * 128)
 CROSSING = 0.85
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
 #: has a computed operand.
-WINDOWS, ACROSS, COMPUTED = 1.6, 2.8, 2.2
+WINDOWS, ACROSS, COMPUTED = 1.2, 1.8, 2.2
 #: The share of that where so many blocks, or more, are on a multiprocessor: they hide each other's waits.
 SLOWER, SLOWER_TOGETHER = {1: 1.2, 2: 1.2}, 0.5
 #: Where lanes read elements one by one: those that are rounded to tf32 in a cycle; how much longer a stage takes for

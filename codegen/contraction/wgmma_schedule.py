@@ -196,6 +196,9 @@ def _least(over: ResultSpace, way: WgmmaSchedule, target: Target) -> Iterator[tu
 def _staged(over: ResultSpace, s: WgmmaSchedule, target: Target) -> tuple[float, WgmmaSchedule] | None:
     """Returns a schedule with as many stages as there is room for, and its estimated cycles; None for too few."""
     layout = Layout(over.spec, over.parts, s, over)
+    crosses = over.program.loads and any(op.strides[-1] != 1 for op in over.stores)
+    if crosses and s.tile_n > (MOST_COLS_CROSSING[0] if s.pingpong else MOST_COLS_CROSSING[s.groups]):
+        return None
     stages = _most_stages(layout, target)
     chosen = changed(s, stages=stages)
     return (_cost(layout, chosen, target), chosen) if stages >= 2 else None
@@ -254,6 +257,9 @@ BESIDE_BOTH = 24
 MOST_STAGES, IN_FLIGHT = 8, 192 * 1024
 #: Most columns of a ping-pong consumer: its thread has twice as many sums.
 MOST_COLS_IN_TURN = 160
+#: Most columns of so many consumers (of a ping-pong one, 0) whose results lie along rows, with what the program reads:
+#: of more, the compiler spills some.
+MOST_COLS_CROSSING = {0: 128, 1: 256, 2: 192, 3: 160}
 #: The same of a consumer of 128 rows of a tile that two share: it has fewer values besides.
 MOST_COLS_DOUBLED = 192
 

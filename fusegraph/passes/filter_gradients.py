@@ -14,6 +14,7 @@ from fusegraph.lowering.choices import Choice, weigh
 from fusegraph.ops.parts import BANDS
 from fusegraph.passes.merged_groups import merged
 from fusegraph.passes.operand_layouts import estimated
+from fusegraph.passes.padded_channels import padded
 from fusegraph.passes.position_products import as_product
 from fusegraph.passes.rewrite import Rewrite, Rewritten, replaced_where_chosen
 from fusegraph.passes.split_contractions import START, STREAMED, add_in_parts
@@ -60,12 +61,17 @@ def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | 
         estimates[count] = cycles(spec, target) + more
     best = min(estimates, key=estimates.__getitem__)
     if estimates[best] < limit < inf:
-        limit = min(limit, estimated(node, graph, options) / MARGIN)
+        limit = min(limit, *(each / MARGIN for each in _tiled(node, graph, options)))
     alternatives = {_in(best): estimates[best], PRODUCT: None if narrow else limit * MARGIN}
     preferred = _in(best) if estimates[best] < limit else PRODUCT
     alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
     choice = weigh(NAME, node.name, alternatives, preferred, options.settled, alike)
     return choice, 0 if choice.taken == PRODUCT else best
+
+
+def _tiled(node: Node, graph: Graph, options: Options) -> list[float]:
+    """Returns the cycles of a tiled product with operands as other passes would lay them out."""
+    return [estimated(node, graph, options), *padded(node, graph, options).values()]
 
 
 def _in(parts: int) -> str:

@@ -34,28 +34,36 @@ def pad_channels(graph: Graph, options: Options = DEFAULTS) -> Rewritten:
 
 def weighed(node: Node, graph: Graph, options: Options) -> tuple[Choice, int] | None:
     """Returns the choice of padding an image, and to how many channels, 0 if it stays; None where there is none."""
-    if node.op.role is not Role.WGRAD or "parts" in node.attributes or node.attributes["groups"] > 1:
+    estimates = padded(node, graph, options)
+    if not estimates:
         return None
+    before = estimated(node, graph, options)
+    best = min(estimates, key=estimates.__getitem__)
+    preferred = PADDED if MARGIN * estimates[best] < before else AS_IT_IS
+    alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
+    choice = weigh(NAME, node.name, {AS_IT_IS: before, PADDED: estimates[best]}, preferred, options.settled, alike)
+    return choice, best if choice.taken == PADDED else 0
+
+
+def padded(node: Node, graph: Graph, options: Options) -> dict[int, float]:
+    """Returns the cycles that a filter's gradient takes with the image padded to so many channels, with the copy."""
+    if node.op.role is not Role.WGRAD or "parts" in node.attributes or node.attributes["groups"] > 1:
+        return {}
     image, loss = node.inputs
     common = node.op.operand_dtypes((image.type, loss.type))[0]
     channels = image.shape[1]
     if not common.is_float or common.itemsize != 2 or not (image.dtype == loss.dtype == common):
-        return None
+        return {}
     if channels % UNITS[0] == 0 or prod(node.attributes["taps"]) == 1 or image.nbytes < LEAST_BYTES:
-        return None
+        return {}
     target = options.target.planned
-    before = estimated(node, graph, options)
     estimates = {}
     for count in sorted({-(-channels // unit) * unit for unit in UNITS}):
         moved = image.nbytes + 2 * image.nbytes * count / channels  # written, and read again in place of the image
         copies = 2 * target.launch_cycles + (moved - image.nbytes) / (STREAMED * target.bytes_per_cycle)
         own = alone(graph, node, _widened(node, count))
         estimates[count] = copies + estimated(own.nodes[0], own, options)
-    best = min(estimates, key=estimates.__getitem__)
-    preferred = PADDED if MARGIN * estimates[best] < before else AS_IT_IS
-    alike = f"{[t.type for t in node.inputs]} {dict(node.attributes)}"
-    choice = weigh(NAME, node.name, {AS_IT_IS: before, PADDED: estimates[best]}, preferred, options.settled, alike)
-    return choice, best if choice.taken == PADDED else 0
+    return estimates
 
 
 def _widened(node: Node, channels: int) -> dict[Tensor, tuple[tuple[int, ...], tuple[int, ...]]]:

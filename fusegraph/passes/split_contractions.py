@@ -35,6 +35,8 @@ STREAMED, START = 0.804375, 2
 #: How much faster it must be estimated to be in parts, and the launches that it must save at least.
 MARGIN, LEAST_SAVED = 1.1, 2
 MOST_PARTS = 256
+#: Most parts that are turned while they are added up.
+MOST_TURNED = 16
 #: Up to so many products are added up in about the time that adding up parts takes.
 SHORT = 256
 #: The side of a tile; so many rounds of tiles keep multiprocessors busy.
@@ -224,10 +226,31 @@ def _common(node: Node) -> DType:
 def add_in_parts(rewrite: Rewrite, node: Node, op: Op, how: Mapping[str, Any]) -> None:
     """Adds the node that sums up parts, those of an op with further attributes, and the one that adds them up."""
     output = rewrite.result(node.output)
-    partial = part_sums(rewrite.graph, node, op, rewrite.inputs(node), output, how)
+    graph, parts = rewrite.graph, how["parts"]
+    partial = part_sums(graph, node, op, rewrite.inputs(node), output, how)
+    if parts <= MOST_TURNED and _turned(partial, output):
+        _add_turned(graph, partial, output)
+        return
     total = TABLE["reduction"]
     attributes = {**total.attributes, "mode": "add", "axes": (0,), "keepdims": False, "dtype": output.dtype}
-    rewrite.graph.add_node(Node(total, (partial,), attributes, output))
+    graph.add_node(Node(total, (partial,), attributes, output))
+
+
+def _turned(partial: Tensor, output: Tensor) -> bool:
+    """Tells whether what lies side by side in the parts does not in their sum."""
+    shape = output.shape
+    return stride_order(shape, partial.strides[1:])[-1] != stride_order(shape, output.strides)[-1]
+
+
+def _add_turned(graph: Graph, partial: Tensor, output: Tensor) -> None:
+    """Adds up parts one by one: a pointwise kernel turns what it writes in shared memory, a reduction does not."""
+    rest, made = (0,) * output.rank, None
+    for part in range(partial.shape[0]):
+        bounds = {"starts": (part, *rest), "stops": (part + 1, *output.shape), "steps": (1,) * partial.rank}
+        each = graph.apply(TABLE["slice"], (partial,), bounds)
+        each = graph.apply(TABLE["reshape"], (each,), {"shape": output.shape})
+        made = each if made is None else graph.apply(TABLE["add"], (made, each), {})
+    graph.add_node(Node(TABLE["identity"], (made,), {"dtype": output.dtype}, output))
 
 
 def _sum_dtype(node: Node, graph: Graph) -> DType:
