@@ -138,7 +138,9 @@ def test_parts(in_bands: Any) -> None:
 
     def two_kernels(made: CpuExecutable) -> None:
         assert made.plan is not None
-        assert [k.group.family for k in made.plan.kernels] == ["filter_gradient", "rows"]
+        first, second = made.plan.kernels
+        assert first.group.family == "filter_gradient"
+        assert second.group.family in ("rows", "pointwise")  # which turns what it adds up
 
     check_cases(
         [Case(problem(n, dtype=d), check=two_kernels) for n, d in ((1, "bfloat16"), (7, "float32"))], guard=True

@@ -87,7 +87,7 @@ def test_best_schedules() -> None:
     assert best({"a": large, "b": large}, io_dtype="bf16").vector == 8
     assert best({"a": large, "b": (4096,)}, io_dtype="bf16") == PointwiseSchedule(8, 1, "flat", "uint32")
     assert best({"a": (4096, 4097), "b": (4097,)}) == PointwiseSchedule(4, 1, "flat", "uint32")
-    assert best({"a": (4096, 4097), "b": (4097,)}, io_dtype="bf16") == PointwiseSchedule(8, 1, "flat", "uint32")
+    assert best({"a": (4096, 4097), "b": (4097,)}, io_dtype="bf16") == PointwiseSchedule(8, 2, "cycles", "uint32")
     assert best({"a": (2**22, 3), "b": (3,)}).form == "cycles"
     several = {"a": large, **dict.fromkeys("bcde", (4096,))}
     assert best(several, io_dtype="bf16") == PointwiseSchedule(8, 1, "flat", "uint32")

@@ -90,7 +90,9 @@ def on_hopper(made: CpuExecutable) -> None:
 
 def two_kernels(made: CpuExecutable) -> None:
     assert made.plan is not None
-    assert [k.group.family for k in made.plan.kernels] == ["contraction", "rows"]
+    first, second = made.plan.kernels
+    assert first.group.family == "contraction"
+    assert second.group.family in ("rows", "pointwise")  # which turns what it adds up
 
 
 def hopper(graph: Graph) -> Case:

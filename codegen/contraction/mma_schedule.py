@@ -109,7 +109,8 @@ FEW_WARPS = {1: 2.0, 2: 1.5, 4: 1.2}
 OVERHEAD, BEGIN, EPILOGUE_RATE = 380.0, 175.0, 20.0
 #: More cycles for a result where they are written one by one; and where operands are read so, of the largest tile and
 #: of any: few blocks hide the waits of so many reads.
-SINGLE, SINGLE_OPERAND, SINGLE_OF_TILE, WARP_TILE = 0.2, 0.1, 0.85 / (128 * 128), 64
+#: Pairs of 16 bits take half of that for each.
+SINGLE, SINGLE_OPERAND, SINGLE_OF_TILE, WARP_TILE, WORD = 0.2, 0.1, 0.85 / (128 * 128), 64, 4
 #: And for an operand that lies across the results: each lane reads a sector of its own.
 CROSSING = 0.85
 #: How much longer a stage takes that is gathered from windows of an image, forward and backward to the filter, or that
@@ -332,15 +333,18 @@ def _leaving(spec: ContractionSpec, s: MmaSchedule) -> float:
     """Returns the cycles in which the results of a tile leave."""
     size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
     each, tile = size * len(spec.program.operands) / EPILOGUE_RATE, s.tile_m * s.tile_n
-    if _one_by_one(spec):
+    run = _run(spec)
+    if run == 1:
         each += SINGLE + (SINGLE_OPERAND + SINGLE_OF_TILE * tile) * _differing(spec)
+    elif 0 < run * size <= WORD:
+        each += (SINGLE + (SINGLE_OPERAND + SINGLE_OF_TILE * min(tile, 128 * 128)) * _differing(spec)) / run
     return tile * (each + CROSSING * _crossing(spec))
 
 
 @lru_cache(64)
-def _one_by_one(spec: ContractionSpec) -> bool:
-    """Tells whether results are written one by one: there are no aligned neighbours."""
-    return bool(spec.program.stores) and staging(space(spec), WARP_TILE, WARP_TILE, spec.products).run == 1
+def _run(spec: ContractionSpec) -> int:
+    """Returns how many aligned neighbours of the results are written together; 0 if nothing is."""
+    return staging(space(spec), WARP_TILE, WARP_TILE, spec.products).run if spec.program.stores else 0
 
 
 def _differing(spec: ContractionSpec) -> int:

@@ -303,6 +303,8 @@ def _most_stages(layout: Layout, target: Target) -> int:
     return stages if s.split_k == 1 or sums.bytes <= stages * each else 0
 
 
+#: Cycles until operands have come that TMA brings to where results were, once these have been read.
+BROUGHT = 1300.0
 #: The share of the tensor cores' peak rate that is reached.
 SHARE = 0.9
 #: Cycles of a consumer from its last product of a stage to the first of the next, besides those of adding up its sums.
@@ -393,6 +395,8 @@ def _cost(layout: Layout, s: WgmmaSchedule, target: Target, *, cold: bool = True
     operands = max(1, len(spec.program.operands) - len(layout.operand_maps))
     tile, chunk, operand = _leaving(layout)
     epilogue = tile + chunk * layout.chunks + operand * s.pieces * s.part / 8 * operands
+    if layout.operand_maps:
+        epilogue += BROUGHT
     mainloop = depth * (max(products, loads) + 0.05 * loads)
     if s.split_k > 1:
         epilogue += EXCHANGE + EXCHANGE_BLOCK * s.split_k + s.tile_m * cols * 4 / EXCHANGE_RATE

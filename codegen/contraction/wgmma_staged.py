@@ -26,8 +26,8 @@ from codegen.tensor_map import box_bytes
 SHORT = 8
 #: Loads of operands that a thread has in flight, and its stores of results.
 FETCHED, CARRIED = 8, 4
-#: Bytes of an asynchronous copy at least.
-LEAST_COPY = 4
+#: Bytes of a line of the L2 cache, and of an asynchronous copy at least.
+LINE_BYTES, LEAST_COPY = 128, 4
 
 
 class StagedResults(ChunkedResults):
@@ -322,9 +322,33 @@ class ResultsCarriedByWarps(CarriedResults):
         loads = self.layout.program.loads
         scattered = [n for n, op in enumerate(loads) if self._anywhere(op) or block.spec.results]
         self.held = taking_places(self.layout, [n for n in scattered if loads[n].strides[-1] == 1])
+        self._early = bool(self.held) and not (block.phased or block.spec.results)
 
     def begin(self) -> None:
         pass  # there is one buffer
+
+    def bring_operands(self) -> None:
+        if not self._early:
+            return
+        w, columns = self.w, self.chunks * self.layout.chunk
+        self.batch_coordinates()
+        w.line("// What the epilogue reads comes to the L2 cache meanwhile.")
+        with self.block.pieces():
+            for n in self.held:
+                op = self.layout.program.loads[n]
+                each = LINE_BYTES // op.dtype.itemsize
+                lines = -(-columns // each) + 1  # rows begin anywhere in one
+                with w.block(f"for (int i = t; i < {GROUP_ROWS * lines}; i += {GROUP})"):
+                    w.line(f"const int r = i / {lines};")
+                    place, _ = self.row_of_group(held=True)
+                    at = f"{self.n0} + min(i % {lines} * {each}, {columns - 1})"
+                    w.line(f"const {self.t} n = {self.block.n.held(at)};")
+                    to = linear(list(zip([*place, "n"], op.strides)))
+                    w.line(f"prefetch({self.epilogue.pointers.loads[n]} + {to});")
+
+    def place(self) -> None:
+        if not self._early:
+            super().place()
 
     def acquire(self) -> None:
         """Writes the wait for the warp's buffer, and the loads of its rows of operands."""
@@ -334,7 +358,7 @@ class ResultsCarriedByWarps(CarriedResults):
             op, unsigned_ = self.layout.program.loads[n], unsigned(self.t)
             lanes = chunk * op.dtype.itemsize // 16
             loop, row = self.accesses(lanes)
-            w.line("#pragma unroll 2")
+            w.line("#pragma unroll 4")
             with w.block(loop):
                 place, absent = self.carried(row, held=True)
                 w.leave(*absent)
