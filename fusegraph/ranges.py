@@ -106,23 +106,22 @@ class SizedPlan:
         every = [*own, *(source for _, other in self.aligned for source in other.sources)]
         return list({source.code: source for source in every}.values())
 
-    def at(self, sizes: Sizes) -> Plan:
-        """Returns the plan for sizes by symbol."""
-        return self.known(sizes) or plan(
-            graph_at(self.graph, sizes)[0], self.options, fusion=self.fusion, choose=self.choose
-        )
+    def at(self, sizes: Sizes, graph: Graph | None = None) -> Plan:
+        """Returns the plan for sizes by symbol; ``graph`` is that of these sizes, if it is there already."""
+        graph = graph or graph_at(self.graph, sizes)[0]
+        return self.known(sizes, graph) or plan(graph, self.options, fusion=self.fusion, choose=self.choose)
 
-    def known(self, sizes: Sizes) -> Plan | None:
-        """Returns the plan for sizes by symbol; None for those that are planned by size."""
+    def known(self, sizes: Sizes, graph: Graph | None = None) -> Plan | None:
+        """Does the same as `at`; returns None for sizes that are planned one by one."""
         for units, other in self.aligned:
             if all(sizes[name] % unit == 0 for name, unit in units.items()):
                 counted = {f"{n}_by_{units[n]}" if n in units else n: s // units.get(n, 1) for n, s in sizes.items()}
-                if (found := other.known(counted)) is not None:
+                if (found := other.known(counted, graph)) is not None:
                     return found
         mine = next((p for p in self.plans if sizes in p.range), None)
         if mine is None or any(sizes in range_ for range_, _ in self.by_size):
             return None
-        return _instance(self.graph, mine, sizes, self.options.target)
+        return _instance(graph or graph_at(self.graph, sizes)[0], mine, sizes, self.options.target)
 
 
 def plan_ranges(
@@ -408,8 +407,7 @@ class _Planner:
         found = []
         tries = max(FEWEST, min(TRIES, TRIES * KERNELS // max(len(chosen), 1)))
         placed = places(chosen, *in_order(partition, self._options, fusion=self._fusion), {})
-        for (group, alike, _), each in zip(chosen, placed):
-            place = each._replace(first=False)  # the first one may wait, too: what else is alike shares its kernels
+        for (group, alike, _), place in zip(chosen, placed):
             key = alike, place, group if place.over else None
             if key not in made:
                 known = self.named, self._options.target, self.bounds, self.often
@@ -478,7 +476,7 @@ def _first_ranges(bounds: Mapping[str, Bounds]) -> Iterator[Range]:
 
 
 def _instance(graph: Graph, planned: RangePlan, sizes: Sizes, target: Target) -> Plan:
-    """Returns the plan of one size: kernels that are compiled, with the numbers that they take."""
+    """Returns the plan of one size, at which the graph is ``graph``: compiled kernels, with the numbers they take."""
     simplified, moved = graph_at(planned.partition.graph, sizes)
     groups: dict[Group, Group] = {}
     for group in planned.partition.groups:
@@ -492,6 +490,4 @@ def _instance(graph: Graph, planned: RangePlan, sizes: Sizes, target: Target) ->
             found = fastest(variants, group.lowered.spec, sizes, target)
             made[id(variants)] = at(found.source, sizes), found.choice
         kernels.append(Kernel(groups[group], *made[id(variants)]))
-    return Plan(
-        graph_at(graph, sizes)[0], planned.steps, partition, tuple(kernels), plan_memory(partition), planned.packing
-    )
+    return Plan(graph, planned.steps, partition, tuple(kernels), plan_memory(partition), planned.packing)

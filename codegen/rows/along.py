@@ -14,13 +14,15 @@ from codegen.pointwise.body import plus, read, vector_type, write
 from codegen.rows.renderer import RowsRenderer
 from codegen.rows.schedule import RowsSchedule
 from codegen.rows.stages import Running
-from codegen.sizes import least, most
+from codegen.sizes import Size, least, most
 from codegen.spec import RowsSpec
 
 #: Narrow elements of a row in one thread from which on the registers for converted copies matter.
 MANY_ELEMENTS = 32
 #: Passes of a loop that is not spelled out which are unrolled, and a thread's copies to shared memory that are.
 PASSES, MOST_COPIES = 4, 16
+#: Passes that are left out together where rows are shorter than the longest.
+TOGETHER = 4
 
 
 class AlongRenderer(RowsRenderer):
@@ -239,6 +241,8 @@ class AlongRenderer(RowsRenderer):
             start = start if several else f"{s.itype}({start})"
             start = at_most(start, self.space.total - s.vector, s.itype)
         with w.block(loop):
+            if self.unrolled and self.unroll > TOGETHER and isinstance(self.length, Size):
+                w.line(f"if (u % {TOGETHER} == 0 && u * {self.step} >= {self.length}) break;  // for all threads")
             places = {"col": len(w.lines)}  # the lines that say where a vector is
             w.line(f"const {s.itype} col = {start};")
             if beside:

@@ -134,7 +134,7 @@ class SizedExecutable(Executable):
         def planner(graph: Graph, options: Options) -> Plan:
             planned = self._planned(options)
             assert planned is not None
-            return planned.at(sizes)
+            return planned.at(sizes, graph)
 
         return planner
 
