@@ -107,7 +107,7 @@ def test_kernels(in_columns: None) -> None:
 
 
 def test_rows_that_do_not_count() -> None:
-    """Whatever they hold, they add nothing; of no rows that count the mean is NaN, and so are its gradients."""
+    """Whatever they hold, they add nothing."""
     graph = graph_of((5,), 8, 11, reduction="sum")
     given = inputs_of(graph)
     given["target"][:] = 1, -100, 4, -100, 0
@@ -117,9 +117,32 @@ def test_rows_that_do_not_count() -> None:
     loss, _, dx, _ = fg.compile(graph, engine="cpu")(**given)
     assert loss == wanted[0]
     np.testing.assert_array_equal(dx, wanted[2])
-    mean = graph_of((5,), 8, 11)
-    given["target"][:] = -100
-    assert np.isnan(fg.compile(mean, engine="cpu")(**given)[0])
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.parametrize("upstream", [1, np.nan])
+def test_if_no_row_counts(upstream: float, engine: str) -> None:
+    """The mean is NaN, and its gradients are 0, as in torch."""
+    graph = graph_of((5,), 8, 11, bias=True)
+    given = {**inputs_of(graph), "target": np.full(5, -100), "upstream": np.float32(upstream)}
+    loss, _, *gradients = fg.compile(graph, engine=engine)(**given)
+    assert np.isnan(loss)
+    for gradient in gradients:
+        np.testing.assert_array_equal(gradient, 0)
+
+
+def test_if_no_row_counts_but_logsumexp() -> None:
+    """Gradients that go through the logits, too, are 0 by the mean."""
+    graph = fg.Graph("head")
+    x, w, target = graph.tensor("x", (5, 8)), graph.tensor("w", (11, 8)), graph.tensor("target", (5,), "int64")
+    loss, lse = graph.linear_cross_entropy(x, w, target)
+    total = graph.reduction(lse, "add", keepdims=False)
+    for of in (loss + total, total):
+        for gradient in graph.gradients(of, [x, w]):
+            graph.output(gradient)
+    dx, dw, other_dx, other_dw = fg.compile(graph, engine="cpu")(**{**inputs_of(graph), "target": np.full(5, -100)})
+    np.testing.assert_allclose(dx, other_dx, rtol=1e-5)
+    np.testing.assert_allclose(dw, other_dw, rtol=1e-5)
 
 
 def test_no_rows() -> None:

@@ -123,6 +123,16 @@ def test_weights_and_shares_of_classes_are_left_to_what_is_written() -> None:
         check(call, operands(), whole=False)
 
 
+def test_targets_that_are_all_ignored() -> None:
+    """The mean is NaN, its gradients are 0."""
+    *given, target = operands()
+    call = lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b).view(-1, CLASSES), t.view(-1))  # noqa: E731
+    seen, loss, grads = traced(call, [*given, torch.full_like(target, -100)])
+    assert "fusegraph.linear_cross_entropy_backward.default" in seen
+    assert loss.isnan()
+    assert all((gradient == 0).all() for gradient in grads)
+
+
 def test_frozen_layers_have_no_gradient() -> None:
     x, w, b, target = operands()
     x.requires_grad_()

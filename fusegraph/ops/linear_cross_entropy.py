@@ -262,7 +262,9 @@ def _reference_backward(
     **_: Any,
 ) -> tuple[Array, ...]:
     counts, weights = _targets(target, len(w), ignore_index, label_smoothing)
-    scale = loss.reshape(-1, 1) / (np.float64(counts.sum()) if reduction == "mean" else 1.0)
+    scale = loss.reshape(-1, 1)
+    if reduction == "mean":
+        scale = scale / np.float64(counts.sum()) if counts.any() else np.zeros_like(scale)
     by_logits = np.where(counts, np.exp(_logits(x, w, bias) - lse.reshape(-1, 1)) - weights, 0) * scale
     rows = x.reshape(-1, x.shape[-1])
     return (by_logits @ w).reshape(x.shape), by_logits.T @ rows, *(by_logits.sum(0) for _ in bias)
@@ -285,7 +287,9 @@ def _expand_backward(
     scale = head.widened("wide loss", loss)
     scale = write("reshape", "scale", scale, shape=(-1 if attributes["reduction"] == "none" else 1, 1))
     if attributes["reduction"] == "mean":
-        scale = write("div", "scale of rows", scale, head.total())
+        total = head.total()
+        mean = write("div", "scale of rows", scale, total)
+        scale = write("binary_select", "scale if rows count", mean, 0.0, write("cmp_gt", "some count", total, 0.0))
     lse = write("reshape", "log sums", head.widened("wide log sums", lse), shape=(head.count, 1))
     common = promote(x.dtype, w.dtype)
     share = attributes["label_smoothing"] / head.classes
