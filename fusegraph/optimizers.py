@@ -19,8 +19,12 @@ from typing import Any
 import numpy as np
 
 from fusegraph.dtypes import DType, float32, float64
-from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
+from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError, shown
 from fusegraph.graph import Graph, Tensor
+from fusegraph.ops.attributes import of_kind
+from fusegraph.runtime.strides import empty_numpy
+from fusegraph.values import dtype as any_dtype
+from fusegraph.values import integer, number, several
 
 #: Of a polynomial that takes all singular values near 1 (Jordan et al., "Muon", 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -36,24 +40,38 @@ class State:
     def arrays(self, values: Mapping[str, Any] | None = None) -> dict[str, np.ndarray[Any, Any]]:
         """Returns the arrays of the first call, by name: zeros, and copies of the parameters as master weights.
 
-        ``values`` are the parameters' arrays by their names.  Raises GraphError if one is missing.
+        They have the strides of their tensors.  ``values`` are the parameters' arrays by their names.  Raises
+        GraphError if one is missing, ShapeError if one has another shape.
         """
         found = {}
         for name, tensor in self.tensors.items():
             of = self.masters.get(name)
             if of is None:
-                found[name] = np.zeros(tensor.shape, tensor.dtype.numpy)
+                value: Any = 0
             elif values is None or of not in values:
                 raise GraphError(f"{name!r} begins as {of!r}, whose array is not given")
             else:
-                found[name] = np.array(values[of]).astype(tensor.dtype.numpy)
+                value = np.asarray(values[of])
+                if value.shape != tensor.shape:
+                    raise ShapeError(f"{of!r} is {list(tensor.shape)}, its array {list(value.shape)}")
+            found[name] = empty_numpy(tensor.shape, tensor.strides, tensor.dtype.numpy)
+            found[name][...] = value
         return found
 
 
 class _Step:
     """One step of an optimiser in the making; ``keep`` adds what it keeps."""
 
-    def __init__(self, graph: Graph, parameters: Sequence[Tensor], gradients: Sequence[Tensor], masters: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        lr: float | Tensor,
+        weight_decay: float,
+        masters: bool,
+    ) -> None:
+        parameters, gradients = _tensors(graph, "parameters", parameters), _tensors(graph, "gradients", gradients)
         if len(parameters) != len(gradients):
             raise GraphError(f"{len(parameters)} parameters have {len(gradients)} gradients")
         for p, g in zip(parameters, gradients):
@@ -63,6 +81,11 @@ class _Step:
                 raise DTypeError(f"{p.name!r} is {p.dtype}, its gradient {g.dtype}; optimisers are for floats")
         self.graph, self.masters, self.state = graph, masters, State()
         self.pairs = list(zip(parameters, gradients))
+        self.lr, self.decay = _scalar(graph, "lr", lr), _number("weight_decay", weight_decay)
+
+    def rate(self, dtype: DType) -> float | Tensor:
+        """Returns the learning rate in a dtype."""
+        return _in(self.lr, dtype)
 
     def keep(self, name: str, shape: tuple[int, ...], dtype: DType, strides: Any = None) -> Tensor:
         made = self.graph.tensor(name, shape, dtype, strides=strides)
@@ -101,15 +124,59 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
     return x if x.dtype == dtype else x.graph.cast(x, dtype)
 
 
-def _rate(lr: float | Tensor, dtype: DType) -> float | Tensor:
-    """Returns a learning rate in the type of arithmetic."""
-    return _cast(lr, dtype) if isinstance(lr, Tensor) else float(lr)
+def _in(value: float | Tensor, dtype: DType) -> float | Tensor:
+    """Returns what `_scalar` returned, tensors in a dtype."""
+    return _cast(value, dtype) if isinstance(value, Tensor) else value
 
 
-def _fraction(name: str, value: float) -> float:
-    if not 0 <= value < 1:
-        raise AttributeValueError(f"{name} is at least 0 and less than 1, got {value!r}")
-    return float(value)
+def _number(name: str, value: Any, below: float | None = None) -> float:
+    """Returns a number that is at least 0, and less than ``below``.  Raises AttributeValueError."""
+    found = float(of_kind(name, number, value))
+    if found < 0 or (below is not None and found >= below):
+        wanted = "at least 0" if below is None else f"at least 0 and less than {below}"
+        raise AttributeValueError(f"{name} is {wanted}, got {shown(value)}")
+    return found
+
+
+def _betas(betas: Any) -> list[float]:
+    """Returns two numbers that are less than 1.  Raises AttributeValueError."""
+    found = [_number("a beta", beta, 1) for beta in of_kind("betas", several(number), betas)]
+    if len(found) != 2:
+        raise AttributeValueError(f"betas are two numbers, got {shown(betas)}")
+    return found
+
+
+def _scalar(graph: Graph, name: str, value: Any) -> float | Tensor:
+    """Returns a number that is at least 0, or a tensor of one element with the shape ()."""
+    if not isinstance(value, Tensor):
+        return _number(name, value)
+    _tensors(graph, name, [value])
+    if value.size != 1:
+        raise ShapeError(f"{name} is one number, got {value.name!r} {list(value.shape)}")
+    return graph.reshape(value, ()) if value.rank else value
+
+
+def _tensors(graph: Any, name: str, given: Any) -> list[Tensor]:
+    """Returns tensors of a graph as a list.  Raises GraphError."""
+    if not isinstance(graph, Graph):
+        raise GraphError(f"an optimiser is part of a Graph, got {shown(graph)}")
+    try:
+        found = list(given)
+    except Exception:  # Python asks an object for its elements
+        raise GraphError(f"{name} are several tensors, as in [x], got {shown(given)}") from None
+    for tensor in found:
+        graph._own(tensor, name)
+    return found
+
+
+def _newton_schulz(steps: Any, epsilon: Any, dtype: Any) -> tuple[int, float, DType]:
+    """Returns what `orthogonal` is told, as plain values.  Raises AttributeValueError, DTypeError."""
+    if (count := of_kind("steps", integer, steps)) < 0:
+        raise AttributeValueError(f"steps is at least 0, got {count}")
+    real = of_kind("dtype", any_dtype, dtype)
+    if not real.is_float or real.itemsize == 1:
+        raise DTypeError(f"dtype is of floats of 16 bits or more, got {real}")
+    return count, _number("epsilon", epsilon), real
 
 
 def _moved(old: Tensor, new: Tensor, kept: float) -> Tensor:
@@ -123,8 +190,12 @@ def clip_by_global_norm(
     """Returns gradients scaled so that their common norm is at most ``max_norm``, and the norm that they had.
 
     As torch.nn.utils.clip_grad_norm_: the factor is max_norm / (norm + 1e-6), at most 1.  The norm is float32, or
-    float64 if a gradient is, of shape ().
+    float64 if a gradient is, of shape ().  Raises GraphError, ShapeError, DTypeError, AttributeValueError.
     """
+    gradients, most = _tensors(graph, "gradients", gradients), _scalar(graph, "max_norm", max_norm)
+    for gradient in gradients:
+        if not gradient.dtype.is_float:
+            raise DTypeError(f"the gradient {gradient.name!r} is {gradient.dtype}; norms are of floats")
     real = float64 if any(g.dtype == float64 for g in gradients) else float32
     total: Tensor | None = None
     for gradient in gradients:
@@ -134,7 +205,7 @@ def clip_by_global_norm(
     if total is None:
         return [], graph.constant(0.0, dtype=real)
     norm = graph.sqrt(total)
-    scale = graph.min(_rate(max_norm, real) / (norm + 1e-6), 1.0)
+    scale = graph.min(_in(most, real) / (norm + 1e-6), 1.0)
     return [_cast(_cast(g, real) * scale, g.dtype) for g in gradients], norm
 
 
@@ -156,19 +227,19 @@ def sgd(
     that; weight_decay * parameter is part of the gradient.  With masters, parameters of 16 bits are rounded copies of
     float32 values that the state has.  Raises GraphError, ShapeError, DTypeError, AttributeValueError.
     """
-    _fraction("momentum", momentum)
+    momentum = _number("momentum", momentum, 1)
     if nesterov and not momentum:
         raise AttributeValueError("nesterov is a way to use momentum, which is 0")
-    step = _Step(graph, parameters, gradients, masters)
+    step = _Step(graph, parameters, gradients, lr, weight_decay, masters)
 
     def new(parameter: Tensor, values: Tensor, gradient: Tensor) -> Tensor:
-        if weight_decay:
-            gradient = gradient + values * weight_decay
+        if step.decay:
+            gradient = gradient + values * step.decay
         if momentum:
             before = step.beside(parameter, "momentum")
             moment = graph.assign(before, before * momentum + gradient)
             gradient = gradient + moment * momentum if nesterov else moment
-        return values - gradient * _rate(lr, values.dtype)
+        return values - gradient * step.rate(values.dtype)
 
     return step.update(new)
 
@@ -188,8 +259,8 @@ def adamw(
 
     The state has two moments of each parameter, and the number of steps.  Operands, masters and errors as in `sgd`.
     """
-    first, second = (_fraction("a beta", beta) for beta in betas)
-    step = _Step(graph, parameters, gradients, masters)
+    (first, second), epsilon = _betas(betas), _number("epsilon", epsilon)
+    step = _Step(graph, parameters, gradients, lr, weight_decay, masters)
     count = step.counted()
 
     def unbiased(beta: float, dtype: DType) -> Tensor:
@@ -199,12 +270,12 @@ def adamw(
         return -graph.expm1(_cast(count, dtype) * log(beta))
 
     def new(parameter: Tensor, values: Tensor, gradient: Tensor) -> Tensor:
-        rate, dtype = _rate(lr, values.dtype), values.dtype
+        rate, dtype = step.rate(values.dtype), values.dtype
         before, square = step.beside(parameter, "first moment"), step.beside(parameter, "second moment")
         mean = graph.assign(before, _moved(before, gradient, first))
         variance = graph.assign(square, _moved(square, gradient * gradient, second))
         size = graph.sqrt(variance) / graph.sqrt(unbiased(second, dtype)) + epsilon
-        return values * (1 - rate * weight_decay) - mean / size * (rate / unbiased(first, dtype))
+        return values * (1 - rate * step.decay) - mean / size * (rate / unbiased(first, dtype))
 
     return step.update(new)
 
@@ -224,13 +295,13 @@ def lion(
     The step has the sign of a mean of momentum and gradient, by the first beta; the momentum moves by the second.
     Operands, masters and errors as in `sgd`.
     """
-    first, second = (_fraction("a beta", beta) for beta in betas)
-    step = _Step(graph, parameters, gradients, masters)
+    first, second = _betas(betas)
+    step = _Step(graph, parameters, gradients, lr, weight_decay, masters)
 
     def new(parameter: Tensor, values: Tensor, gradient: Tensor) -> Tensor:
-        rate, before = _rate(lr, values.dtype), step.beside(parameter, "momentum")
+        rate, before = step.rate(values.dtype), step.beside(parameter, "momentum")
         graph.assign(before, _moved(before, gradient, second))
-        return values * (1 - rate * weight_decay) - graph.sign(_moved(before, gradient, first)) * rate
+        return values * (1 - rate * step.decay) - graph.sign(_moved(before, gradient, first)) * rate
 
     return step.update(new)
 
@@ -255,14 +326,15 @@ def muon(
     ``dtype``; the step is lr * sqrt(max(1, rows / columns)) * that.  Parameters of more dimensions are matrices of
     their first one; those of fewer raise ShapeError: they are for another optimiser.  Others as in `sgd`.
     """
-    _fraction("momentum", momentum)
-    step = _Step(graph, parameters, gradients, masters)
-    for parameter in parameters:
+    momentum = _number("momentum", momentum, 1)
+    steps, epsilon, dtype = _newton_schulz(steps, epsilon, dtype)
+    step = _Step(graph, parameters, gradients, lr, weight_decay, masters)
+    for parameter, _ in step.pairs:
         if parameter.rank < 2:
             raise ShapeError(f"{parameter.name!r} {list(parameter.shape)} is no matrix: Muon is for matrices")
 
     def new(parameter: Tensor, values: Tensor, gradient: Tensor) -> Tensor:
-        rate, before = _rate(lr, values.dtype), step.beside(parameter, "momentum")
+        rate, before = step.rate(values.dtype), step.beside(parameter, "momentum")
         moment = graph.assign(before, _moved(before, gradient, momentum))
         wanted = _moved(gradient, moment, 1 - momentum) if nesterov else moment
         rows, columns = parameter.shape[0], prod(parameter.shape[1:])
@@ -270,7 +342,7 @@ def muon(
             return values
         found = orthogonal(graph, graph.reshape(wanted, (rows, columns)), steps=steps, epsilon=epsilon, dtype=dtype)
         found = graph.reshape(_cast(found, values.dtype), parameter.shape)
-        return values * (1 - rate * weight_decay) - found * (rate * sqrt(max(1.0, rows / columns)))
+        return values * (1 - rate * step.decay) - found * (rate * sqrt(max(1.0, rows / columns)))
 
     return step.update(new)
 
@@ -278,8 +350,10 @@ def muon(
 def orthogonal(graph: Graph, x: Tensor, *, steps: int = 5, epsilon: float = 1e-7, dtype: Any = "bfloat16") -> Tensor:
     """Returns a matrix with x's singular vectors, and singular values near 1, in ``dtype``.
 
-    Each of ``steps`` steps of Newton and Schulz is x <- a x + (b x x^T + c (x x^T)^2) x.  Raises ShapeError.
+    Each of ``steps`` steps of Newton and Schulz is x <- a x + (b x x^T + c (x x^T)^2) x.  Errors as in `sgd`.
     """
+    steps, epsilon, dtype = _newton_schulz(steps, epsilon, dtype)
+    _tensors(graph, "x", [x])
     if x.rank != 2:
         raise ShapeError(f"{x.name!r} {list(x.shape)} is no matrix")
     a, b, c = NEWTON_SCHULZ

@@ -13,6 +13,7 @@ from graphs import quick
 import fusegraph as fg
 from fusegraph import optimizers
 from fusegraph.errors import AttributeValueError, DTypeError, GraphError, ShapeError
+from fusegraph.runtime.strides import empty_numpy
 
 Array = np.ndarray[Any, Any]
 SHAPES = ((33, 7), (5,), (1,), (0, 3), (4, 3, 2), (64, 64), (64,))
@@ -163,6 +164,92 @@ def test_singular_values_are_near_1() -> None:
         assert np.linalg.norm(y - u @ v) < 0.3 * np.linalg.norm(u @ v)
 
 
+@pytest.mark.parametrize("strides", [(27, 1, 9, 3), (64, 1, 16, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_arrays_lie_as_their_tensors_do(dtype: str, strides: tuple[int, ...]) -> None:
+    """Which have the strides of parameters, gaps included."""
+    g = fg.Graph("g")
+    w, d = (g.tensor(name, (4, 3, 3, 3), dtype, strides=strides) for name in "wd")
+    state = optimizers.adamw(g, [w], [d], 0.1, masters=True)
+    given = {t.name: empty_numpy(t.shape, t.strides, t.dtype.numpy) for t in (w, d)}
+    for array in given.values():
+        array[...] = np.arange(4).reshape(4, 1, 1, 1)
+    kept = state.arrays(given)
+    for name in {"w first moment", "w master"} & kept.keys():
+        assert kept[name].strides == tuple(4 * s for s in strides)
+        np.testing.assert_array_equal(kept[name], given["w"] if name == "w master" else 0)
+    g.compile(engine="cpu")(**given, **kept)
+    np.testing.assert_allclose(
+        given["w"][:, 2, 1, 0].astype(float), 0.999 * np.arange(4) - [0, 0.1, 0.1, 0.1], rtol=0.01
+    )
+
+
+def test_learning_rates_and_norms_of_any_rank() -> None:
+    """A tensor of one number may have dimensions."""
+    g = fg.Graph("g")
+    w, d, one = g.tensor("w", (3,)), g.tensor("d", (3,)), g.tensor("one", (1, 1))
+    gradients, _ = optimizers.clip_by_global_norm(g, [d], one)
+    optimizers.sgd(g, [w], gradients, one)
+    x = np.zeros(3, np.float32)
+    g.compile(engine="cpu")(w=x, d=np.array([3, 4, 0], np.float32), one=np.full((1, 1), 0.5, np.float32))
+    np.testing.assert_allclose(x, [-0.15, -0.2, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "how", "text"),
+    [
+        ("sgd", {"lr": "x"}, "lr is a number, got 'x'"),
+        ("adamw", {"lr": float("nan")}, "lr is a finite number, got nan"),
+        ("sgd", {"lr": -0.1}, "lr is at least 0, got -0.1"),
+        ("adamw", {"betas": (0.9,)}, r"betas are two numbers, got \(0.9,\)"),
+        ("lion", {"betas": 0.9}, "betas is a sequence, each entry a number, got 0.9"),
+        ("lion", {"betas": (0.9, "b")}, "each entry a number"),
+        ("adamw", {"weight_decay": "a"}, "weight_decay is a number, got 'a'"),
+        ("adamw", {"epsilon": None}, "epsilon is a number, got None"),
+        ("sgd", {"momentum": "x"}, "momentum is a number, got 'x'"),
+        ("muon", {"momentum": None}, "momentum is a number"),
+        ("muon", {"steps": "a"}, "steps is an integer, got 'a'"),
+        ("muon", {"steps": -1}, "steps is at least 0, got -1"),
+        ("muon", {"epsilon": -1}, "epsilon is at least 0"),
+    ],
+)
+def test_numbers_that_are_none(rule: str, how: dict[str, Any], text: str) -> None:
+    g = fg.Graph("g")
+    w = g.tensor("w", (3, 2))
+    with pytest.raises(AttributeValueError, match=text):
+        getattr(optimizers, rule)(g, [w], [w], **{"lr": 0.1, **how})
+    assert not g.nodes
+    assert g.inputs == [w]
+
+
+def test_errors_of_operands() -> None:
+    g = fg.Graph("g")
+    w = g.tensor("w", (4, 4))
+    for given, text in (([None], "gradients: expected a Tensor, got NoneType"), (w, "gradients are several tensors")):
+        with pytest.raises(GraphError, match=text):
+            optimizers.adamw(g, [w], given, 0.1)  # type: ignore[arg-type]
+        with pytest.raises(GraphError, match=text):
+            optimizers.clip_by_global_norm(g, given, 0.1)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="part of a Graph, got None"):
+        optimizers.adamw(None, [w], [w], 0.1)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="belongs to graph 'g'"):
+        optimizers.adamw(fg.Graph("other"), [w], [w], 0.1)
+    with pytest.raises(GraphError, match="belongs to graph 'other'"):
+        optimizers.sgd(g, [w], [w], fg.Graph("other").tensor("lr", ()))
+    with pytest.raises(ShapeError, match=r"lr is one number, got 'lr' \[4\]"):
+        optimizers.adamw(g, [w], [w], g.tensor("lr", (4,)))
+    for dtype in ("int8", "float8_e4m3"):
+        with pytest.raises(DTypeError, match="dtype is of floats of 16 bits or more, got"):
+            optimizers.muon(g, [w], [w], 0.1, dtype=dtype)
+    with pytest.raises(ShapeError, match="no matrix"):
+        optimizers.orthogonal(g, g.tensor("v", (4,)))
+    for norm, text in ((-1.0, "max_norm is at least 0"), ("a", "max_norm is a number"), (float("nan"), "finite")):
+        with pytest.raises(AttributeValueError, match=text):
+            optimizers.clip_by_global_norm(g, [w], norm)  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match="norms are of floats"):
+        optimizers.clip_by_global_norm(g, [g.tensor("i", (3,), "int32")], 1.0)
+
+
 def test_errors() -> None:
     g = fg.Graph("g")
     w, b = g.tensor("w", (3, 2)), g.tensor("b", (3,))
@@ -181,3 +268,5 @@ def test_errors() -> None:
     state = optimizers.sgd(g, [g.tensor("h", (2,), "float16")], [g.tensor("d", (2,))], 0.1, masters=True)
     with pytest.raises(GraphError, match="'h master' begins as 'h'"):
         state.arrays()
+    with pytest.raises(ShapeError, match=r"'h' is \[2\], its array \[3\]"):
+        state.arrays({"h": np.zeros(3, np.float16)})
