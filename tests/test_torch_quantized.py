@@ -244,6 +244,56 @@ def test_what_is_left_to_torch() -> None:
     assert [r[:8] for r in reasons] == ["a scale ", "scales o"], reasons
 
 
+# ---- powers of 2, the scales of MX formats
+
+POWER = getattr(torch, "float8_e8m0fnu", None)
+HARD = [
+    1,
+    2.9999,
+    1.5,
+    3,
+    -3,
+    0,
+    -0.0,
+    1e-40,
+    2**-127,
+    1.3 * 2**-127,
+    2**-126,
+    3.4e38,
+    2.5e38,
+    float("inf"),
+    float("nan"),
+]
+POWERS = {
+    "cast": lambda x: [x.to(POWER)],
+    "cast of float64": lambda x: [x.double().to(POWER)],
+    "cast of bfloat16": lambda x: [x.bfloat16().to(POWER), x.abs()],
+    "moved": lambda x: [x.to(POWER).reshape(3, 5).t().contiguous().t()],
+    "made by torch": lambda x: [x.to(POWER).view(torch.uint8).view(POWER).float() * 2, x.to(POWER).view(torch.uint8)],
+    "without inputs": lambda x: [torch.full((3, 5), 2.0, dtype=POWER)],
+}
+
+
+@pytest.mark.skipif(POWER is None, reason="torch has no float8_e8m0fnu")
+@pytest.mark.parametrize("name", ["cast", *(pytest.param(n, marks=pytest.mark.slow) for n in POWERS if n != "cast")])
+def test_powers_of_2_are_those_of_torch(name: str) -> None:
+    x, way = torch.tensor(HARD), POWERS[name]
+    found, _ = compiled(way, x)
+    for ours, theirs in zip(found, way(x), strict=True):
+        assert (ours.dtype, ours.shape, ours.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        ours, theirs = (t.view(torch.uint8) if t.dtype == POWER else t for t in (ours, theirs))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(POWER is None, reason="torch has no float8_e8m0fnu")
+def test_inputs_that_are_powers_of_2_have_strides() -> None:
+    codes = torch.arange(24, dtype=torch.uint8).reshape(4, 6).view(POWER)
+    for x in (codes.t(), codes[:, ::2], codes[1:, 1:]):
+        (found,), _ = compiled(lambda x: [x.float()], x)
+        assert torch.equal(found, x.float())
+
+
 # ---- training of what is beside such a weight
 
 

@@ -224,6 +224,9 @@ def as_bytes(tensor: Tensor, array: Any, *, written: bool = False) -> Any:
         return array.reshape(-1) if array.flags.c_contiguous else array
     if str(getattr(array, "dtype", "")) in _TORCH:
         array = array.view(sys.modules["torch"].uint8)
+        if tensor.dtype.bits == 8 and array.shape == tensor.shape:
+            as_declared = same_strides(tensor.shape, array.stride(), tensor.strides)
+            return array.as_strided((extent(tensor.shape, tensor.strides),), (1,)) if as_declared else array
     contiguous = getattr(array, "is_contiguous", None)  # torch's
     return array.reshape(-1) if contiguous is not None and contiguous() else array
 

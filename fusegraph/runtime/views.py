@@ -198,7 +198,7 @@ def _torch_viewer(torch: Any) -> _Viewer:
     dtypes = {
         torch_dtype(torch, dtype): (dtype, dtype.itemsize - 1, dtype.name in ("float16", "float32", "float64"))
         for dtype in ALL
-        if hasattr(torch, _torch_name(dtype))
+        if hasattr(torch, torch_name(dtype))
     }
     devices = {torch.device("cpu"): CPU}
     devices |= {torch.device("cuda", index): cuda_device(index) for index in range(64)}
@@ -247,13 +247,14 @@ def refuse_gradient(x: Any, name: str) -> None:
         )
 
 
-def _torch_name(dtype: DType) -> str:
-    return "float8_e4m3fn" if dtype.name == "float8_e4m3" else dtype.name
+def torch_name(dtype: DType) -> str:
+    """Returns torch's name of ``dtype``."""
+    return {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}.get(dtype.name, dtype.name)
 
 
 def torch_dtype(torch: Any, dtype: DType) -> Any:
     """Returns the torch dtype of ``dtype``.  Raises AttributeError if this torch lacks it."""
-    return getattr(torch, _torch_name(dtype))
+    return getattr(torch, torch_name(dtype))
 
 
 def _refuse_torch(torch: Any, x: Any, name: str, failure: Exception) -> NoReturn:

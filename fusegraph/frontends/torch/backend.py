@@ -18,6 +18,7 @@ from torch._guards import TracingContext
 
 from codegen.sizes import at
 from fusegraph.dims import Dim
+from fusegraph.dtypes import float8_e8m0
 from fusegraph.engines import compile as compile_graph
 from fusegraph.engines.base import Executable
 from fusegraph.engines.plans import described
@@ -338,7 +339,24 @@ def check_sizes(
 def _at(executable: Executable, sizes: Mapping[str, int], piece: Piece) -> Callable[..., Any]:
     """Returns what runs a piece at sizes by the names of Dims."""
     known = executable.at(sizes) if isinstance(executable, SizedExecutable) else executable
-    return known if piece.inputs else _without_inputs(known, piece.device)
+    if not piece.inputs:
+        return _without_inputs(known, piece.device)
+    return _with_powers(known) if any(t.dtype == float8_e8m0 for t in known.graph.made) else known
+
+
+def _with_powers(executable: Executable) -> Callable[..., Any]:
+    """Returns a function that runs a piece and gives results in float8_e8m0 as torch has them, not as bytes."""
+    results = [(t, t.dtype == float8_e8m0 and t not in executable.graph.updates) for t in executable.graph.results]
+
+    def run(*arrays: Any) -> Any:
+        made = executable(*arrays)
+        found = tuple(
+            x.view(torch_dtype(torch, t.dtype)).as_strided(t.shape, t.strides) if is_bytes else x
+            for x, (t, is_bytes) in zip(made if len(results) > 1 else (made,), results)
+        )
+        return found if len(results) > 1 else found[0]
+
+    return run
 
 
 def compile_program(

@@ -19,13 +19,11 @@ from codegen.sizes import Size, smaller
 from fusegraph.dims import Dim
 from fusegraph.dtypes import ALL, DType, float8_e8m0
 from fusegraph.frontends.torch.table import Form
+from fusegraph.runtime.views import torch_dtype, torch_name
 from fusegraph.values import integer
 
-_NAMES = {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}
 _DTYPES: dict[Any, DType] = {
-    getattr(torch, name): dtype
-    for dtype in (*ALL, float8_e8m0)
-    if hasattr(torch, name := _NAMES.get(dtype.name, dtype.name))
+    torch_dtype(torch, dtype): dtype for dtype in (*ALL, float8_e8m0) if hasattr(torch, torch_name(dtype))
 }
 
 

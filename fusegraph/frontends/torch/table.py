@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from codegen.sizes import Size
-from fusegraph.dtypes import DType, float32, int64, uint32, uint64
+from fusegraph.dtypes import DType, float8_e8m0, float32, int64, uint32, uint64
 from fusegraph.frontends.torch.vectors import Layer, Line
 from fusegraph.graph import Graph, Tensor
 
@@ -138,7 +138,14 @@ class Call:
     def cast(self, x: Tensor, dtype: DType | None = None) -> Tensor:
         """Casts x to a dtype, by default that of the first result; 8-bit floats overflow as in torch."""
         wanted = dtype or self.dtype
-        return x if x.dtype == wanted else self.graph.cast(x, wanted, saturate=saturates(wanted))
+        if x.dtype == wanted:
+            return x
+        return self.graph.cast(self._magnitude(x) if wanted == float8_e8m0 else x, wanted, saturate=saturates(wanted))
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        """Returns the magnitude of x, of which torch makes a power of 2: 0 is 2^-127, more than that 2^-126 or more."""
+        size = self.graph.abs(self.graph.cast(x, float32))
+        return self.graph.binary_select(2.0**-127, self.graph.max(size, 2.0**-126), self.graph.cmp_le(size, 2.0**-127))
 
     def converted(self, x: Tensor) -> Tensor:
         """Casts x to the dtype of the first result as torch does.
