@@ -257,11 +257,11 @@ class HaloTile:
         is read beside them.
         """
         spec, at = self.spec, self.at
-        image = self.pixels * self.width
+        image: float = self.pixels * self.width
         if spec.a.inner[0] != 1 and at.steps[-1] == 1:
             image *= _sectors(self.under[1:], at.sizes, at.itemsize)
         size = max((store.operand.dtype.itemsize for store in spec.program.stores), default=0)
-        results = self.positions * self.cols * len(at.phases) * size * len(spec.program.operands)
+        results: float = self.positions * self.cols * len(at.phases) * size * len(spec.program.operands)
         if any(store.operand.strides[-2] == 1 < at.filters for store in spec.program.stores):
             results *= _sectors(self.s.tile[1:], at.out, size)
         return image + results

@@ -13,6 +13,7 @@ from itertools import count
 from math import prod
 
 from codegen.bf16x6 import BF16X6, PART, PRODUCTS
+from codegen.buffers import every
 from codegen.contraction.totals import Totals
 from codegen.contraction.wgmma_block import Block
 from codegen.contraction.wgmma_computed import OperandAWriter
@@ -30,7 +31,7 @@ from codegen.operands import STEP_BYTES, ComputedOperand, Gathered, MappedOperan
 from codegen.pipeline import Signals
 from codegen.prologue import Prologue
 from codegen.scaled_tiles import ScaledOperand
-from codegen.sizes import most, smaller
+from codegen.sizes import least, most, smaller
 from codegen.spec import ContractionSpec, KernelSource
 from codegen.tile_path import TilePath
 
@@ -114,21 +115,25 @@ class _Renderer:
         """Writes requests for a block's first tiles of the large operand to the L2 cache, if the other has one tile."""
         w, s, block, loads, k = self.w, self.s, self.block, self.loads, self.loads.k
         sides = [side for side in (self.parts.a, self.parts.b) if isinstance(side, MappedOperand) and not side.im2col]
-        whole = s.split_k == 1 and block.batch == 1 and not (s.gather or s.producer_warpgroups or k.sparse)
-        if len(sides) < 2 or not whole or block.phased or min(most(block.m.tiles), most(block.n.tiles)) > 1:
+        plain = block.batch == 1 and not (s.gather or s.producer_warpgroups or k.sparse or block.phased)
+        rows, cols = block.m.tiles, block.n.tiles
+        by_rows = (least(rows), most(rows)) <= (least(cols), most(cols))
+        wide, few = (self.b, rows) if by_rows else (self.a, cols)
+        if len(sides) < 2 or not plain or least(few) > 1:
             return
-        wide = self.b if most(block.m.tiles) == 1 else self.a
         w.line("// While the kernel before ends, these are on their way to the L2 cache.")
-        with w.block("if (threadIdx.x == 0)"):
-            at = tile_at("int(blockIdx.x)", block.m.tiles, block.n.tiles, s.raster_group)
-            w.line(f"const Tile at = {at};")
+        with w.block(f"if ({every('threadIdx.x == 0', f'{few} == 1' if most(few) > 1 else '')})"):
+            tile = "int(blockIdx.x)" if s.split_k == 1 else f"int(blockIdx.x) / {s.split_k}"
+            w.line(f"const Tile at = {tile_at(tile, block.m.tiles, block.n.tiles, s.raster_group)};")
             first = f"n0 = at.col * {s.tile_n}" if wide is self.b else f"m0 = at.row * {s.tile_m}"
             w.line(f"const int {first};")
-            stages = k.stages
-            most_ahead = -(-s.stages // 2)
-            count = min(stages, most_ahead) if isinstance(stages, int) else f"min({stages}, {most_ahead})"
+            begin, end = block.stages()
+            ahead = -(-s.stages // 2)
+            until = f"min({end}, {ahead})" if s.split_k == 1 else f"min({end}, {begin} + {ahead})"
+            if isinstance(k.stages, int) and s.split_k == 1:
+                until = str(min(k.stages, ahead))
             loads.ahead = True
-            with w.block(f"for (int k = 0; k < {count}; ++k)"), loads.repeated("u", k.per_stage):
+            with w.block(f"for (int k = {begin}; k < {until}; ++k)"), loads.repeated("u", k.per_stage):
                 if k.per_stage > 1:
                     w.line(f"const int item = k * {k.per_stage} + u;")
                 loads.walk("item" if k.per_stage > 1 else "k")
