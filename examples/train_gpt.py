@@ -3,23 +3,26 @@
     python examples/train_gpt.py                           tiny: about a minute on a CPU
     python examples/train_gpt.py --size small              11 million parameters, for a GPU
     python examples/train_gpt.py --size small --resume     goes on from the last checkpoint, as if it had not stopped
+    python examples/train_gpt.py --resume --steps 200      trains a model further: the learning rate goes up again
     fusegraph explain examples/train_gpt.py                what a step becomes
 
 A training step is one graph: it draws a batch of the text, computes the loss and its gradients, and updates the
 weights.  All that changes from step to step is state, which the graph keeps in its inputs: nothing is copied to or from
 a GPU but the losses, now and then, and every step is the same call, which is recorded once and replayed.
 
-Writes checkpoint.safetensors, loss.png and sample.txt to --folder.  The sizes gpt2 and gpt2-xl have GPT-2's layers and
-vocabulary, of which bytes are the first 256: they are for measuring.
+Writes checkpoint.safetensors, loss.png and sample.txt to --folder; Ctrl-C, too, leaves a checkpoint.  The sizes gpt2
+and gpt2-xl have GPT-2's layers and vocabulary, of which bytes are the first 256: they are for measuring.
 
 Needs safetensors and matplotlib:  pip install safetensors matplotlib
 """
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import pi
 from pathlib import Path
@@ -28,7 +31,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import fusegraph as fg
@@ -168,6 +171,23 @@ def initial(size: Size) -> Iterator[tuple[str, np.ndarray]]:
         yield name, np.ones(shape) if len(shape) == 1 else deviation * rng.standard_normal(shape, np.float32)
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Opens a checkpoint.  Exits if there is none, or one that cannot be read."""
+    if not path.exists():
+        sys.exit(f"there is no {path} to go on from; leave out --resume")
+    try:
+        with safe_open(path, "numpy") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        sys.exit(f"{path} cannot be read ({error}); leave out --resume to begin again")
+
+
+def steps_of(file: Any) -> int:
+    """Returns how many steps the run of a checkpoint was to have."""
+    return file.get_slice("losses").get_shape()[0]
+
+
 class Training:
     """A model being trained on a text: the executable of a step, and all arrays, on the executable's device."""
 
@@ -215,13 +235,20 @@ class Training:
         os.replace(temporary, path)
 
     def load(self, path: Path) -> None:
-        """Reads a checkpoint.  Exits if there is none, or one of another model."""
-        if not path.exists():
-            sys.exit(f"there is no {path} to go on from; leave out --resume")
-        with safe_open(path, "numpy") as file:
-            if (found := file.metadata()["size"]) != repr(self.size):
+        """Reads a checkpoint, which may be of a run of fewer or more steps.  Exits if it is not of this model."""
+        steps = self.size.steps
+        with opened(path) as file:
+            before, found = steps_of(file), (file.metadata() or {}).get("size")
+            if found != repr(replace(self.size, steps=before)):
                 sys.exit(f"{path} is of {found}, not {self.size}")
-            self.state = {name: self.placed(file.get_tensor(name)) for name in self.state}
+            arrays = {name: file.get_tensor(name) for name in self.state}
+        done = int(arrays["done"])
+        if done > steps:
+            sys.exit(f"{path} has {done} steps already: give --steps {done} or more")
+        if before != steps:
+            print(f"{path} is of {before} steps: from step {done + 1} on the learning rate is that of {steps} steps")
+            arrays["losses"] = np.append(arrays["losses"][:done], np.full(steps - done, np.nan, np.float32))
+        self.state = {name: self.placed(array) for name, array in arrays.items()}
 
     def held_out_loss(self) -> float:
         """Returns the loss on text that was not trained on."""
@@ -245,13 +272,32 @@ class Training:
         return bytes(found).decode(errors="replace").strip()
 
 
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Has the first Ctrl-C noted in a list, as half a step is none to save; the second one does what it always does."""
+    noted: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def train(training: Training, checkpoint: Path, until: int | None = None) -> None:
-    """Trains to the last step, or ``until`` one, and writes a checkpoint at every quarter of the way and at the end."""
+    """Trains to the last step, or ``until`` one, and writes a checkpoint at every quarter of the way and at the end.
+
+    Ctrl-C ends it behind a step: it writes a checkpoint, and exits.
+    """
     size, first = training.size, training.done
     end, often = size.steps if until is None else until, 10 if training.on_gpu else 1
     peak = PEAKS.get(training.run.target.name) if training.on_gpu and size.dtype == "bfloat16" else None
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
-    with Progress(*columns) as bar:
+    with interrupts() as noted, Progress(*columns) as bar:
         task = bar.add_task("", total=end, completed=first, told="")
         began, since = time.perf_counter(), first
         for number in range(first + 1, end + 1):
@@ -263,10 +309,12 @@ def train(training: Training, checkpoint: Path, until: int | None = None) -> Non
                 began, since = now, number
                 used = f"  MFU {rate * size.operations() / peak:.0%}" if peak else ""
                 bar.update(task, completed=number, told=f"loss {loss:.3f}  {rate:,.0f} tokens/s{used}")
-            if number % max(1, size.steps // 4) == 0 or number == end:
+            if number % max(1, size.steps // 4) == 0 or number == end or noted:
                 training.save(checkpoint)
                 bar.console.print(f"step {number}  loss {training.losses[-1]:.3f}  saved {checkpoint}")
                 began = time.perf_counter()
+            if noted:
+                sys.exit(f"stopped; --resume goes on from step {number} of {end}")
 
 
 def plot(losses: np.ndarray, path: Path) -> None:
@@ -284,22 +332,30 @@ def plot(losses: np.ndarray, path: Path) -> None:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Trains a small GPT on plays of Shakespeare.")
     parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--steps", type=int, help="how many, instead of the size's")
+    parser.add_argument("--steps", type=int, help="how many in all; default: the size's, or the checkpoint's")
     parser.add_argument("--engine", choices=("cuda", "cpu"), help="default: cuda if there is a GPU")
     parser.add_argument("--folder", type=Path, help="where to write; default: fusegraph_out/train_gpt/SIZE")
     parser.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
     told = parser.parse_args(argv)
-    size = SIZES[told.size] if told.steps is None else replace(SIZES[told.size], steps=told.steps)
+    if told.steps is not None and told.steps < 1:
+        parser.error(f"--steps is at least 1, got {told.steps}")
     folder = told.folder or Path("fusegraph_out/train_gpt") / told.size
     folder.mkdir(parents=True, exist_ok=True)
+    checkpoint, size = folder / "checkpoint.safetensors", SIZES[told.size]
+    if told.steps is not None:
+        size = replace(size, steps=told.steps)
+    elif told.resume:
+        with opened(checkpoint) as file:
+            size = replace(size, steps=steps_of(file))
 
     began = time.perf_counter()
     training = Training(size, TEXT.read_bytes(), told.engine)
     kernels = len(training.run.plan.kernels)
     print(f"{size.parameters():,} parameters, {kernels} kernels a step, ready in {time.perf_counter() - began:.1f} s")
-    checkpoint = folder / "checkpoint.safetensors"
     if told.resume:
         training.load(checkpoint)
+    if training.done == size.steps:
+        print(f"all {size.steps} steps are done; a larger --steps goes on")
     train(training, checkpoint)
     plot(training.losses, folder / "loss.png")
     print(f"loss on text that was not trained on: {training.held_out_loss():.3f}\n")
@@ -309,4 +365,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit("stopped")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +55,7 @@ def test_a_checkpoint_is_whole_or_the_one_before(gpt: ModuleType, tmp_path: Path
     training.size, training.on_gpu = least(gpt), False
     with pytest.raises(SystemExit, match="leave out --resume"):
         training.load(path)
-    training.state = {"done": np.array(3), "norm": np.ones(16, ml_dtypes.bfloat16)}
+    training.state = {"done": np.array(3), "norm": np.ones(16, ml_dtypes.bfloat16), "losses": np.ones(4, np.float32)}
     training.save(path)
     training.state = {name: 0 * array for name, array in training.state.items()}
 
@@ -73,6 +74,53 @@ def test_a_checkpoint_is_whole_or_the_one_before(gpt: ModuleType, tmp_path: Path
     training.size = replace(training.size, rate=1.0)
     with pytest.raises(SystemExit, match=r"is of Size\(.*rate=0.01"):
         training.load(path)
+    for content in (path.read_bytes()[:-1], b"begin"):
+        path.write_bytes(content)
+        with pytest.raises(SystemExit, match=r"cannot be read .*; leave out --resume"):
+            training.load(path)
+
+
+def test_a_run_becomes_longer(gpt: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its losses stay; the learning rate is that of all steps, which the user is told."""
+    training, path = gpt.Training.__new__(gpt.Training), tmp_path / "checkpoint.safetensors"
+    training.size, training.on_gpu = least(gpt), False
+    training.state = {"done": np.array(3), "losses": np.arange(4, dtype=np.float32)}
+    training.save(path)
+    training.size = replace(training.size, steps=9)
+    training.load(path)
+    assert "from step 4 on the learning rate is that of 9 steps" in capsys.readouterr().out
+    assert training.losses.tolist() == [0, 1, 2]
+    assert training.state["losses"].shape == (9,)
+    training.size = replace(training.size, steps=2)
+    with pytest.raises(SystemExit, match="3 steps already: give --steps 3 or more"):
+        training.load(path)
+
+
+@pytest.mark.parametrize("steps", ["0", "-2"])
+def test_runs_have_steps(gpt: ModuleType, steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpt.main(["--steps", steps])
+    assert f"--steps is at least 1, got {steps}" in capsys.readouterr().err
+
+
+def test_interrupted_steps_are_completed_and_saved(gpt: ModuleType, tmp_path: Path) -> None:
+    training, path = gpt.Training.__new__(gpt.Training), tmp_path / "checkpoint.safetensors"
+    training.size, training.on_gpu = replace(least(gpt), steps=100), False
+    training.state = {"done": np.array(0), "losses": np.ones(100, np.float32)}
+
+    def step() -> None:
+        if training.done == 2:
+            signal.raise_signal(signal.SIGINT)
+        training.state["done"] += 1
+
+    training.step = step
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit, match="--resume goes on from step 3 of 100"):
+        gpt.train(training, path)
+    assert signal.getsignal(signal.SIGINT) is before
+    training.state["done"][...] = 0
+    training.load(path)
+    assert training.done == 3
 
 
 @pytest.mark.slow
