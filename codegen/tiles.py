@@ -337,6 +337,8 @@ def tiled(
     tap_dims = [(f"{{t{n}}}", inner[d], gather.inner[d]) for n, d in enumerate(others) if inner[d] > 1]
     tap_dims = tap_dims if taps is None else list(taps)
     batch_dims = [(f"{{b{d}}}", size, gather.batch[d]) for d, size in enumerate(batch) if size > 1 and gather.batch[d]]
+    if 2 + len(tap_dims) + len(batch_dims) > MOST_RANK:
+        tap_dims = _nested(tap_dims)
     first, second = (channel_dim, outer_dim) if along_k else (outer_dim, channel_dim)
     start = gather.start
     terms, sizes, strides = [], [], []
@@ -349,6 +351,18 @@ def tiled(
         sizes.append(size)
         strides.append(stride)
     return MappedOperand(_map(gather.operand, argument, sizes, strides[1:], start), along_k, tuple(terms))
+
+
+def _nested(dims: Sequence[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Returns a map's dimensions, the outermost first, those merged that lie in each other without gaps."""
+    found: list[tuple[str, int, int]] = []
+    for term, size, stride in dims:
+        if found and found[-1][2] == size * stride:
+            outside, count, _ = found.pop()
+            outside = f"({outside})" if " " in outside else outside
+            term, size = f"{outside} * {size} + {term}", count * size
+        found.append((term, size, stride))
+    return found
 
 
 def _map(operand: Operand, argument: int, sizes: Sequence[int], strides: Sequence[int], start: int) -> TensorMap:

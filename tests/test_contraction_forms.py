@@ -83,3 +83,15 @@ def test_few_rows_change_places_with_computed_columns(monkeypatch: pytest.Monkey
         pick = lambda s, split_k=split_k: s.computes and s.split_k == split_k  # noqa: E731
         cases.append(hopper(Case(dequantised(m, n, k), "contraction"), pick))
     check_cases(cases, guard=True)
+
+
+@pytest.mark.slow
+def test_tma_brings_filters_of_groups_in_space():
+    """A filter has more dimensions than a tensor map: those of its taps, which lie in each other, are one."""
+    how = {"layout": "channels_last", "filters": "channels_last", "groups": 2}
+    cases = [
+        hopper(convolution((2, 128, 5, 6, 7), (96, 64, 3, 2, 3), dtype, **how, **more), lambda s: not s.gather)
+        for dtype in ("bfloat16", "float32")
+        for more in ({"padding": 1}, {"stride": 2, "padding": 1})
+    ]
+    check_cases(cases, guard=True)
