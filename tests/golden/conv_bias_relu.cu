@@ -4,7 +4,7 @@
 //     add_6 = add(add, residual)
 //     y = relu(add_6)
 // 25088 x 64 sums of 576 products of bfloat16
-// tile 64 x 64 x 64 a block, 2 stages; 2 x 2 warps, each 32 x 32
+// tile 128 x 64 x 64 a block, 3 stages; 2 x 2 warps, each 64 x 32
 #define APPROXIMATE_MATH  // everything is stored in 16 bits or fewer
 #include "async_copy.cuh"
 #include "fragments.cuh"
@@ -22,21 +22,21 @@ extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
     bfloat16* __restrict__ y)
 {
     struct Shared {
-        alignas(128) unsigned char a[2][8192];  // stages of 64 rows of 64 bfloat16; swizzled
-        alignas(128) unsigned char b[2][8192];  // stages of 64 columns of 64 bfloat16; swizzled
+        alignas(128) unsigned char a[3][16384];  // stages of 128 rows of 64 bfloat16; swizzled
+        alignas(128) unsigned char b[3][8192];  // stages of 64 columns of 64 bfloat16; swizzled
     };
     FUSEGRAPH_DYNAMIC_SHARED(memory);
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int t = threadIdx.x, lane = t % 32;
-    const int warp_row = t / 32 / 2 * 32, warp_col = t / 32 % 2 * 32;  // of the warp's part of the tile
-    const Tile tile = tile_at<392, 1, 8>(blockIdx.x);
-    const int32 m0 = int32(tile.row) * 64, n0 = int32(tile.col) * 64;
+    const int warp_row = t / 32 / 2 * 64, warp_col = t / 32 % 2 * 32;  // of the warp's part of the tile
+    const Tile tile = tile_at<196, 1, 8>(blockIdx.x);
+    const int32 m0 = int32(tile.row) * 128, n0 = int32(tile.col) * 64;
 
     const int a_piece = t % 8, a_row = t / 8;  // this thread's pieces of a tile of x: rows 16 apart
     const int a_at = swizzle<128>(a_row * 128 + a_piece * 16);
-    int32 a_base[4], a_start0[4], a_start1[4];
+    int32 a_base[8], a_start0[8], a_start1[8];
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 8; ++i) {
         const int32 m = m0 + a_row + i * 16;
         const int32 m_0 = m / 3136;
         const int32 m_1 = m / 56 % 56;
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
             const int32 k_2 = k0 % 64;
             const int32 along = k_0 * 3584 + k_1 * 64 + (k_2 + a_piece * 8);
             #pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < 8; ++i) {
                 const bool inside = uint32(a_start0[i] + k_0) < 56 && uint32(a_start1[i] + k_1) < 56;
                 copy_async<16>(shared.a[stage] + a_at + i * 2048, x + (a_base[i] + along), inside ? 16 : 0);
             }
@@ -81,41 +81,44 @@ extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
     const int a_lane = swizzle<128>((warp_row + lane % 16) * 128 + lane / 16 * 16);
     // Which of the columns of the warp's first fragment a lane gives ldmatrix the address of.
     const int b_lane = swizzle<128>((warp_col + lane % 8 + lane / 16 * 8) * 128 + lane / 8 % 2 * 16);
-    uint32 a_part[2][2][4], b_part[2][2][2][2];  // of two steps in turn
+    uint32 a_part[2][4][4], b_part[2][2][2][2];  // of two steps in turn
     const auto load_parts = [&](int stage, int kk) {
         #pragma unroll
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < 4; ++i)
             load_matrices(a_part[kk % 2][i], shared.a[stage] + i * 2048 + (a_lane ^ kk * 32));
         #pragma unroll
         for (int j = 0; j < 2; ++j)
             load_matrices(b_part[kk % 2][j], shared.b[stage] + j * 2048 + (b_lane ^ kk * 32));
     };
 
-    // While a stage is multiplied the next is on the way.
-    float sum[2][4][4] = {};
-    fetch(0, 0);
-    copy_async_commit();
-    copy_async_wait<0>();
+    // While a stage is multiplied the next 2 are on the way.
+    float sum[4][4][4] = {};
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        fetch(i, i);
+        copy_async_commit();
+    }
+    copy_async_wait<1>();
     __syncthreads();
     load_parts(0, 0);
-    int stage = 0, filling = 1;
+    int stage = 0, filling = 2;
     for (int32 k = 0; k < 9; ++k) {
-        const int next = stage + 1 < 2 ? stage + 1 : 0;
+        const int next = stage + 1 < 3 ? stage + 1 : 0;
         #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
             if (kk + 1 < 4) {
                 load_parts(stage, kk + 1);
             } else if (k + 1 < 9) {
-                copy_async_wait<0>();
+                copy_async_wait<1>();
                 __syncthreads();
                 load_parts(next, 0);
             }
             if (kk == 0) {
-                if (k + 1 < 9) fetch(k + 1, filling);
+                if (k + 2 < 9) fetch(k + 2, filling);
                 copy_async_commit();
             }
             #pragma unroll
-            for (int i = 0; i < 2; ++i)
+            for (int i = 0; i < 4; ++i)
                 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     mma<bfloat16, bfloat16>(sum[i][j], a_part[kk % 2][i], b_part[kk % 2][j / 2][j % 2]);
@@ -125,9 +128,9 @@ extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
     }
     __syncthreads();  // the ring is free for the sums
 
-    auto& staged = *reinterpret_cast<float (*)[64][72]>(memory);
+    auto& staged = *reinterpret_cast<float (*)[128][72]>(memory);
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 4; ++i) {
         #pragma unroll
         for (int j = 0; j < 2; ++j) {
             #pragma unroll
@@ -141,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) conv_bias_relu_kernel(
     }
     __syncthreads();
     #pragma unroll 1
-    for (int start = 0; start < 512; start += 512) {
+    for (int start = 0; start < 1024; start += 512) {
         Vector<bfloat16, 8> residual_v[4];
         Vector<bfloat16, 8> bias_v[4];
         #pragma unroll
