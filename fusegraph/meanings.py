@@ -226,8 +226,10 @@ def sample(
     offset: Any = 0,
     dtype: Any = None,
 ) -> Array:
-    if np.ndim(temperature) == 0 and temperature == 0:
+    cold, warm = 2.0**-126, 2.0**100
+    if np.ndim(temperature) == 0 and temperature < cold:
         return np.asarray(logits.argmax(-1))
+    temperature = np.where(temperature >= cold, np.minimum(temperature, warm), 0.0)
     ordered, kept = np.sort(logits, -1)[..., ::-1], np.ones(logits.shape, bool)
 
     def least(count: Any) -> Array:
@@ -235,7 +237,7 @@ def sample(
         place = np.clip(count, 1, logits.shape[-1]) - 1
         return np.take_along_axis(ordered, np.broadcast_to(place, (*logits.shape[:-1], 1)).astype(np.int64), -1)
 
-    weights = np.exp((ordered - ordered[..., :1]) / temperature)
+    weights = np.exp((ordered - ordered[..., :1]) / np.maximum(temperature, cold))
     if top_k is not None:
         kept = ~(logits < least(top_k))
         weights = np.where(ordered < least(top_k), 0, weights)
@@ -244,5 +246,5 @@ def sample(
         few = ~(logits < least((mass < top_p * mass[..., -1:]).sum(-1, keepdims=True) + 1))
         kept &= few | np.isnan(mass[..., -1:])
     drawn = np.maximum(uniform(logits, np.asarray(seed), np.asarray(offset)), 2.0**-25)
-    scores = np.where(kept, logits / temperature - np.log(-np.log(drawn)), -np.inf)
+    scores = np.where(kept, logits - temperature * np.log(-np.log(drawn)), -np.inf)
     return np.asarray(scores.argmax(-1))

@@ -1721,11 +1721,12 @@ class Operations(_Known):
         top_k leaves the k largest logits alone, and those that equal the last of them; top_p, of what is left, the fewest
         of the largest whose probabilities reach it, and those that equal the last of them.  A temperature of 0 takes the
         largest logit, the first of several.  Where there is NaN, the first of these is drawn.  temperature, top_k and top_p
-        are numbers, or tensors that broadcast to logits with a last axis of 1 (temperatures are then positive).  seed and
-        offset are those of `rng_uniform`: the same ones give the same tokens.  The result has the shape of logits without
-        the last axis, and dtype int32 or int64.
+        are numbers, or tensors that broadcast to logits with a last axis of 1; in tensors a temperature or top_p that is
+        not positive leaves the largest logits, and a top_k below 1 is 1.  seed and offset are those of `rng_uniform`: the
+        same ones give the same tokens.  The result has the shape of logits without the last axis, and dtype int32 or int64.
 
-        Raises AttributeValueError, DTypeError (logits that are no floats), ShapeError (no elements to draw from)."""
+        Raises AttributeValueError, DTypeError (logits that are no floats), ShapeError (no elements to draw from, or tensors
+        of other shapes)."""
     def cast(self, x: Tensor, dtype: Any, *, saturate: bool = True, name: str | None = None) -> Tensor:
         """Returns the tensor in another dtype: floats round to nearest even, or truncate and saturate to integers.
 

@@ -95,6 +95,33 @@ def test_what_is_data() -> None:
     assert tokens[3] == logits[3].argmax()
 
 
+@pytest.mark.parametrize("engine", ["reference", pytest.param("cpu", marks=pytest.mark.slow)])
+def test_the_least_that_may_be_drawn(engine: str) -> None:
+    """Numbers and tensors that leave next to nothing leave the largest logit, which is not the first; rows of one
+    tensor may leave everything.
+    """
+    logits = np.array([[10, 20, 30, -5], [1, 2, 3, -np.inf]], np.float32)
+    extremes = [{"temperature": t} for t in (1e-37, 1e-38, 1e-45, 1e-300)] + [{"top_p": 1e-45}, {"top_p": 1e-300}]
+    for how in (*extremes, {"temperature": 1e-38, "top_p": 0.5, "top_k": 3}):
+        assert drawn(logits, engine, **how).tolist() == [2, 2], how
+    assert set(drawn(np.tile(logits, (99, 1)), engine, temperature=1e300).tolist()) == {0, 1, 2, 3}
+    few: dict[str, Any] = {
+        "temperature": ([[0], [-1], [1e-38], [np.nan], [-np.inf], [1e30]], "float32"),
+        "top_k": ([[0], [-1], [1], [-(2**31)], [0], [2**31 - 1]], "int32"),
+        "top_p": ([[0], [-1], [1e-38], [1e-45], [-np.inf], [2]], "float32"),
+    }
+    rows = np.tile(logits[1, :3], (6, 1))
+    for name, (values, dtype) in few.items():
+        given, found = np.array(values, dtype), []
+        for seed in range(8):
+            graph = fg.Graph("sampling")
+            how = {name: graph.tensor(name, given.shape, dtype), "seed": seed}
+            graph.output(graph.sample(graph.tensor("logits", rows.shape), **how))
+            found.append(np.asarray(graph.compile(engine=engine)(**{"logits": rows, name: given})))
+        assert (np.array(found)[:, :5] == 2).all(), name
+        assert (np.array(found)[:, 5] != 2).any(), name
+
+
 def test_nothing_is_sorted_and_kernels_are_few() -> None:
     for how, most in (({"temperature": 0}, 1), ({"temperature": 0.7}, 1), ({"top_k": 50}, 3)):
         graph = fg.Graph("sampling", io_dtype="bfloat16")
@@ -107,10 +134,23 @@ def test_nothing_is_sorted_and_kernels_are_few() -> None:
 def test_refusals() -> None:
     graph = fg.Graph("sampling")
     logits = graph.tensor("logits", (2, 8))
-    for wrong in ({"temperature": -1}, {"top_k": 0}, {"top_k": 1.5}, {"top_p": 0}, {"top_p": 1.1}, {"top_k": True}):
+    for wrong in (
+        {"temperature": -1},
+        {"temperature": np.inf},
+        {"top_k": 0},
+        {"top_k": 1.5},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": True},
+    ):
         with pytest.raises(AttributeValueError, match="sample"):
             graph.sample(logits, **wrong)
     with pytest.raises(DTypeError, match="floats"):
         graph.sample(graph.tensor("integers", (2, 8), "int32"))
     with pytest.raises(ShapeError, match="no elements"):
         graph.sample(graph.tensor("none", (2, 0)))
+    for number, shape in enumerate([(8,), (2, 8), (2,), (3, 1), (1, 2, 1)]):
+        for key in ("temperature", "top_k", "top_p"):
+            name = f"{key}_{number}"
+            with pytest.raises(ShapeError, match=rf"{key} '{name}' .* does not broadcast to \[2, 1\]"):
+                graph.sample(logits, **{key: graph.tensor(name, shape)})
