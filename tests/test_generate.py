@@ -47,8 +47,8 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 # ---- checkpoints, and what they compute
 
 
-def checkpoint(folder: Path, kind: str, dtype: Any = np.float32) -> dict[str, Array]:
-    """Writes a random checkpoint as transformers does; returns its tensors."""
+def checkpoint(folder: Path, kind: str, dtype: Any = np.float32, **more: Any) -> dict[str, Array]:
+    """Writes a random checkpoint as transformers does, with ``more`` in its configuration; returns its tensors."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(3)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -60,6 +60,8 @@ def checkpoint(folder: Path, kind: str, dtype: Any = np.float32) -> dict[str, Ar
             shapes |= {f"h.0.{name}.weight": shape, f"h.0.{name}.bias": shape[1:]}
         shapes |= {f"{n}.{end}": (WIDTH,) for n in ("h.0.ln_1", "h.0.ln_2", "ln_f") for end in ("weight", "bias")}
         shapes = {f"transformer.{name}": shape for name, shape in shapes.items()}
+        if more.get("tie_word_embeddings") is False:
+            shapes["lm_head.weight"] = (WORDS, WIDTH)
     else:
         config = {**LIKE_LLAMA, **CONFIGS[kind]}
         depth, layer = config.get("head_dim", DEPTH), "model.layers.0."
@@ -76,7 +78,7 @@ def checkpoint(folder: Path, kind: str, dtype: Any = np.float32) -> dict[str, Ar
         shapes |= {f"{n}.weight": (WIDTH,) for n in norms} | {"model.embed_tokens.weight": (WORDS, WIDTH)}
         if kind != "gemma":
             shapes["lm_head.weight"] = (WORDS, WIDTH)
-    (folder / "config.json").write_text(json.dumps({"model_type": kind, **config}))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, **config, **more}))
     made = {name: (rng.normal(size=shape) * 0.2 + ("norm" in name)).astype(dtype) for name, shape in shapes.items()}
     if kind == "llama":  # in two parts
         parts = {"a.safetensors": sorted(made)[::2], "b.safetensors": sorted(made)[1::2]}
@@ -122,8 +124,8 @@ def attended(q: Array, k: Array, v: Array, window: int) -> Array:
     return found.reshape(len(q), -1)
 
 
-def logits_of(kind: str, made: dict[str, Array], tokens: list[int]) -> Array:
-    """Returns the logits (length, words) of all tokens of a text."""
+def logits_of(kind: str, made: dict[str, Array], tokens: list[int], scale: float = DEPTH**-0.5) -> Array:
+    """Returns the logits (length, words) of all tokens of a text; ``scale`` is that of GPT-2's attention."""
     w = {n.removeprefix("transformer.").removeprefix("model."): x.astype(np.float64) for n, x in made.items()}
     length = len(tokens)
     if kind == "gpt2":
@@ -136,9 +138,10 @@ def logits_of(kind: str, made: dict[str, Array], tokens: list[int]) -> Array:
             return x @ w[f"h.0.{name}.weight"] + w[f"h.0.{name}.bias"]
 
         q, k, v = linear(norm(x, "h.0.ln_1"), "attn.c_attn").reshape(length, 3, HEADS, -1).transpose(1, 0, 2, 3)
+        q = q * scale * np.sqrt(q.shape[-1])
         x = x + linear(attended(q, k, v, length), "attn.c_proj")
         x = x + linear(tanh_gelu(linear(norm(x, "h.0.ln_2"), "mlp.c_fc")), "mlp.c_proj")
-        return norm(x, "ln_f") @ w["wte.weight"].T
+        return norm(x, "ln_f") @ w.get("lm_head.weight", w["wte.weight"]).T
     config, shift = CONFIGS[kind], float(kind == "gemma")
     depth = config.get("head_dim", DEPTH)
     rates = config.get("rope_theta", 1e4) ** (-np.arange(depth // 2) * 2 / depth)
@@ -222,6 +225,20 @@ def test_logits_and_tokens(kind: str, with_logits: ModuleType, tmp_path: Path) -
         texts, found = told(with_logits, run, by_prompt=by_prompt)
         assert texts.tolist() == [text, text]
         np.testing.assert_allclose(np.stack(found[-len(logits) :])[:, 0], logits, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_gpt2_without_scale_and_with_a_head(with_logits: ModuleType, tmp_path: Path) -> None:
+    """What the configuration says is done: attention need not be scaled, nor the head be the embedding."""
+    told_ = {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}
+    made = checkpoint(tmp_path, "gpt2", **told_)
+    model, weights = with_logits.loaded(tmp_path, "fp32")
+    assert [model.scale(layer) for layer in (0, 1, 3)] == [1, 1 / 2, 1 / 4]
+    assert with_logits.Model(1, 1, 1, 16, 9, falling=True).scale(1) == 1 / 8
+    run = with_logits.Generation(model, weights, [3, 14, 15], 1, 6, "cpu", temperature=0)
+    texts, found = told(with_logits, run, by_prompt=True)
+    expected = logits_of("gpt2", made, texts[0].tolist(), scale=1.0)[2:5]
+    np.testing.assert_allclose(np.stack(found)[:, 0], expected, rtol=2e-4, atol=2e-4)
 
 
 def by_hand(x: Array, how: str) -> Array:
@@ -323,24 +340,94 @@ def test_the_model_that_was_trained(example: ModuleType, tmp_path: Path, capsys:
     assert "tokens/s" in said
 
 
-def test_what_is_wrong_is_said(example: ModuleType, tmp_path: Path) -> None:
-    def refused(folder: Path, words: str, *more: str) -> None:
-        with pytest.raises(SystemExit, match=words):
-            example.main([str(folder), *more])
+def refused(example: ModuleType, folder: Path, words: str, *more: str) -> None:
+    with pytest.raises(SystemExit, match=words):
+        example.main([str(folder), *more])
 
-    refused(tmp_path, "neither a config.json nor a checkpoint.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    refused(tmp_path, "model_type 'mamba' is none of llama")
-    made = checkpoint(tmp_path / "a", "qwen2")
-    refused(tmp_path / "a", "--prompt is numbers of tokens, not 'Once upon a time'")
-    refused(tmp_path / "a", "the prompt has 3 tokens, the text 2;", "--prompt", "1 2 3", "--length", "2")
-    del made["model.layers.0.mlp.down_proj.weight"]
-    save_file(made, tmp_path / "a" / "model.safetensors")
-    refused(tmp_path / "a", r"has no tensor layers\.0\.mlp\.down_proj\.weight")
-    (tmp_path / "a" / "model.safetensors").unlink()
-    refused(tmp_path / "a", "has no model.safetensors")
+
+def test_what_is_wrong_is_said(example: ModuleType, tmp_path: Path, capsys: Any) -> None:
+    refused(example, tmp_path, "neither a config.json nor a checkpoint.safetensors")
+    for text, words in (
+        ('{"model_type": "mamba"}', "model_type is 'mamba'; it should be one of llama"), ("{", "is no JSON"),
+        ("[]", "holds .*; it should hold an object"), ("{}", "has no model_type; it should be one of llama"),
+    ):  # fmt: skip
+        (tmp_path / "config.json").write_text(text)
+        refused(example, tmp_path, words)
+    checkpoint(tmp_path, "qwen2")
+    refused(example, tmp_path, "--prompt is numbers of tokens, not 'Once upon a time'")
+    refused(example, tmp_path, "the prompt has 3 tokens, the text 2;", "--prompt", "1 2 3", "--length", "2")
+    for token in ("97", "-1", str(10**12)):
+        refused(example, tmp_path, f"does not have: .{token}.; it has those from 0 to 96", f"--prompt={token}")
+    wrong = ("--batch=0", "--length=0", "--length=x", "--top-k=0", "--top-p=0", "--top-p=1.1", f"--seed={2**63}")
+    for argument in (*wrong, "--temperature=-1", "--temperature=nan", "--temperature=inf"):
+        refused(example, tmp_path, "2", argument)
+        assert "should be a" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="rows of 'up' have 66 elements"):
         example.quantized("up", np.ones((2, 66), np.float32), example.fg.int4)
+
+
+LLAMAS: list[tuple[dict[str, Any], str]] = [
+    ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it should be an integer above 0"),
+    ({"num_hidden_layers": 1.0}, "num_hidden_layers is 1.0; it should be"),
+    ({"num_hidden_layers": 2}, r"has no tensor layers\.1\.input_layernorm\.weight"),
+    ({"hidden_size": None}, "hidden_size is None; it should be"),
+    ({"num_attention_heads": 3}, "hidden_size is 64; it should be a multiple of num_attention_heads, which is 3"),
+    ({"num_key_value_heads": 3}, "num_attention_heads should be a multiple"),
+    ({"num_key_value_heads": 4}, r"k_proj\.weight is \[32, 64\]; .* it should be \[64, 64\]"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it should be a number"),
+    ({"rope_theta": 0}, "rope_theta is 0; it should be a number above 0"),
+    ({"rope_theta": None}, "rope_theta is None"),
+    ({"rope_scaling": {"type": "yarn"}}, "type is 'yarn'; it should be one of default"),
+    ({"rope_scaling": {"type": "linear"}}, "has no factor"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; it should be 1"),
+    ({"hidden_act": []}, "hidden_act is .*; it should be one of silu"),
+    ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+    ({"vocab_size": 98}, r"embed_tokens\.weight is \[97, 64\]; .* it should be \[98, 64\]"),
+    ({"layer_types": ["sliding_attention"]}, "layer_types is .*; it should be a list of 'full_attention'"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config is .*; it should be absent"),
+]
+
+
+@pytest.mark.parametrize(("more", "words"), LLAMAS, ids=str)
+def test_a_configuration_is_checked(more: dict[str, Any], words: str, example: ModuleType, tmp_path: Path) -> None:
+    checkpoint(tmp_path, "qwen2", **more)
+    refused(example, tmp_path, words)
+
+
+def test_tensors_are_checked(example: ModuleType, tmp_path: Path) -> None:
+    """Each is there, of floats and of its shape, and there are no others; files are whole, and in the folder."""
+    made, file = checkpoint(tmp_path, "qwen2"), tmp_path / "model.safetensors"
+    head, layer = "lm_head.weight", "model.layers.0."
+    bias, down = f"{layer}self_attn.k_proj.bias", f"{layer}mlp.down_proj.weight"
+    changes: list[tuple[str, Any, str]] = [
+        (down, None, r"has no tensor layers\.0\.mlp\.down_proj\.weight"),
+        (head, None, "has no tensor lm_head.weight, and tie_word_embeddings is not true"),
+        (bias, None, r"has no tensor layers\.0\.self_attn\.k_proj\.bias"),
+        (head, made[head][:50], r"lm_head\.weight is \[50, 64\]; .* it should be \[97, 64\]"),
+        (down, made[down][..., None], r"down_proj\.weight is \[64, 128, 1\]"),
+        (down, made[down].astype(ml_dtypes.float8_e4m3fn), "is of F8_E4M3; it should be of F64"),
+        (down, made[down].astype(np.int8), "is of I8"),
+        (f"{layer}mlp.down_proj.bias", made[bias], "does not have: .*down_proj.bias"),
+    ]
+    for name, x, words in changes:
+        save_file({n: y for n, y in {**made, name: x}.items() if y is not None}, file)
+        refused(example, tmp_path, words)
+    save_file(made, file)
+    file.write_bytes(file.read_bytes()[:1000])
+    refused(example, tmp_path, "model.safetensors is no file of safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    for told_, words in (
+        ({}, "has no weight_map"), ([], "holds"), ({"weight_map": ["a"]}, "weight_map is"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "an object of names of files"),
+        ({"weight_map": {"a": "none.safetensors"}}, "none.safetensors is no file of safetensors"),
+    ):  # fmt: skip
+        index.write_text(json.dumps(told_))
+        refused(example, tmp_path, words)
+    index.unlink()
+    file.unlink()
+    refused(example, tmp_path, "has no model.safetensors")
+    checkpoint(tmp_path, "gpt2", n_positions=128)
+    refused(example, tmp_path, r"wpe\.weight is \[64, 64\]; .* it should be \[128, 64\]")
 
 
 def test_the_limit_of_memory(example: ModuleType) -> None:
