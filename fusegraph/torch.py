@@ -13,8 +13,8 @@ Operators that stay torch's, between pieces (`report` lists those of a model, ea
 
 - linear algebra (``inv``, ``solve``, ``lu``, ``qr``, ``svd``, ``eig``, ``cholesky``, ``matrix_exp``) and Fourier
   transforms (``fft``, ``stft``): libraries compute them, and fusegraph has no complex numbers;
-- other random numbers (``multinomial``, ``randperm``, ``randint``, ``exponential_``, float64): they follow torch's
-  seed, in the program's order;
+- other random numbers (``randperm``, ``randint``, all of float64 or of a generator that is given): they follow
+  torch's seed, in the program's order;
 - results whose sizes depend on data (``nonzero``, ``masked_select``, ``unique``): kernels are made for known sizes;
 - special functions (``lgamma``, ``digamma``, ``erfinv``, ``erfc``, ``i0``, Bessel's, orthogonal polynomials, ``atan2``,
   ``hypot``) and counts (``mode``, ``histc``);

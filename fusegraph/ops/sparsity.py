@@ -227,9 +227,10 @@ register(
         doc=f"""x with two of every four neighbours along the last axis, the others being 0.  {_DEFINED}
 
         With metadata, x (..., K / 2) has only the two elements of each four that are kept, in order; metadata has
-        the place from 0 to 3 of each, integers of any dtype, mostly uint2; those of a four ascend.  The result is then
-        (..., K), with zeros between.  x has floats or integers of 8 bits.  Raises ShapeError where the last axis has no
-        whole fours, and for metadata of another shape than x; DTypeError.
+        the place from 0 to 3 of each, integers of any dtype, mostly uint2; those of a four ascend, which nothing
+        checks: results are undefined for others.  The result is then (..., K), with zeros between.  x has floats or
+        integers of 8 bits.  Raises ShapeError where the last axis has no whole fours, and for metadata of another shape
+        than x; DTypeError.
 
         Products of 16-bit floats with such a parameter or constant run on the sparse tensor cores of Hopper, which
         leave out products with the zeros: NaN and infinity there do not make the sum NaN.""",
