@@ -273,7 +273,9 @@ def _filled(spec: ContractionSpec, parts: OperandTiles, s: WgmmaSchedule) -> boo
                 return False
             limits = len(way.gather.limits)
             kept = way.count(size, inner, threads) if limits else 0  # whether there are elements
-            needed += held_registers(way, size, inner, threads, products) + kept + 2 * limits + FILL_OPERAND_REGISTERS
+            deep = FILL_DEEP_REGISTERS if way.gather.image and len(way.gather.image.sizes) > 2 else 0
+            needed += held_registers(way, size, inner, threads, products) + kept + 2 * limits + deep
+            needed += FILL_OPERAND_REGISTERS
     return not s.producer_warpgroups or needed <= s.registers[0]
 
 
@@ -316,8 +318,9 @@ LATENCY = 1500.0
 #: The share of memory's rate that all multiprocessors get; cycles until a stage arrives while others are asked for as
 #: well; and the share of the shorter of the times of memory and of all else by which it lengthens the longer.
 MEMORY_SHARE, ROUND_TRIP, OVERLAP = 0.73125, 2000.0, 0.2
-#: Registers of a thread that fills tiles: in any case, and for each operand besides what it holds of it.
-FILL_OTHER_REGISTERS, FILL_OPERAND_REGISTERS = 16, 12
+#: Registers of a thread that fills tiles: in any case, for each operand besides what it holds of it, and for windows of
+#: three dimensions.
+FILL_OTHER_REGISTERS, FILL_OPERAND_REGISTERS, FILL_DEEP_REGISTERS = 16, 12, 28
 #: Cycles of the epilogue: of each tile, of each of its chunks, and of 8 columns of a consumer for each operand.  Where
 #: threads write results, chunks and columns take longer than where TMA copies them out; where warps carry rows that
 #: begin anywhere, longer still; more so with operands that they fetch the same way.  Fits to 1,000 schedules.
