@@ -201,6 +201,21 @@ def limits_of(e: Any, dims: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
 
 
 @cache
+def cases(expression: Any) -> tuple[tuple[bool, Any, Any], ...]:
+    """Returns two expressions for each smaller of two among the terms of one, which is the smaller (True) of these, or
+    the larger.
+    """
+    import sympy
+
+    found = []
+    for term in expression.args if expression.is_Add else (expression,):
+        count, atom = term.as_coeff_Mul()
+        if _is(atom, _smaller):
+            found.append((bool(count > 0), *(sympy.expand(expression - term + count * part) for part in atom.args)))
+    return tuple(found)
+
+
+@cache
 def replaced(expression: Any, known: tuple[tuple[str, Any], ...]) -> Any:
     """Returns an expression in which some symbols are numbers or other expressions."""
     made = _replaced(expression, known)

@@ -23,7 +23,17 @@ from math import gcd
 from typing import Any, NamedTuple, TypeAlias
 
 from codegen.records import changed
-from codegen.size_expressions import by_remainders, combined, limits_of, parts_of, replaced, symbol, value, written
+from codegen.size_expressions import (
+    by_remainders,
+    cases,
+    combined,
+    limits_of,
+    parts_of,
+    replaced,
+    symbol,
+    value,
+    written,
+)
 
 
 class Bounds(NamedTuple):
@@ -252,6 +262,9 @@ def _narrowed(expression: Any, bounds: tuple[tuple[str, Bounds], ...]) -> tuple[
     while (other := by_remainders(expression)) != expression:
         expression, (least, most) = other, limits_of(other, dims)
         low, high = max(low, least), min(high, most)
+    for is_smaller, *both in cases(expression):
+        of_both, ends = min if is_smaller else max, [_narrowed(case, bounds) for case in both]
+        low, high = max(low, of_both(least for least, _ in ends)), min(high, of_both(most for _, most in ends))
     return low, high
 
 

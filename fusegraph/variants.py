@@ -287,7 +287,7 @@ class Variants:
         (least, largest), least_of = range_.bounds[name], {n: Bounds(b.min, b.min) for n, b in range_.bounds.items()}
         first = largest
         while least < first:
-            middle = max(isqrt(max(least, 1) * first), least)
+            middle = max(min(isqrt(max(least, 1) * first), first - 1), least)
             if self._common(Range({**least_of, name: Bounds(middle, largest)}), schedule, False) is not None:
                 first = middle
             else:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 import fusegraph as fg
 from codegen.sizes import Bounds, Size, at, dimension, in_units, least, most
 from fusegraph.dims import corner
-from fusegraph.errors import ArgumentError, GraphError, ShapeError
+from fusegraph.errors import ArgumentError, AttributeValueError, GraphError, ShapeError
 from fusegraph.lowering.base import Options
 from fusegraph.ranges import plan_ranges
 from fusegraph.runtime import host_compiler
 from fusegraph.runtime.targets import named
-from fusegraph.sized_graphs import check_shapes, graph_at
+from fusegraph.sized_graphs import bounds_in, check_shapes, graph_at
 
 # ---- arithmetic
 
@@ -215,6 +215,70 @@ def test_batches_may_be_empty(target: str | None) -> None:
         weights = np.exp(logits)
         expected = weights / weights.sum(-1, keepdims=True)
         np.testing.assert_allclose(executable(*given_), expected, rtol=1e-4, atol=1e-5, err_msg=str(shape))
+
+
+SLICES: dict[str, Callable[[Any], Any]] = {
+    "x[:16]": lambda x: x[:16],
+    "x[-16:]": lambda x: x[-16:],
+    "x[16:]": lambda x: x[16:],
+    "x[8:24]": lambda x: x[8:24],
+    "x[:-16]": lambda x: x[:-16],
+    "x[16::-1]": lambda x: x[16::-1],
+    "x[::16]": lambda x: x[::16],
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("least", [0, 1, 32])
+def test_slices_by_numbers_end_where_each_size_does(name: str, least: int) -> None:
+    graph, n = fg.Graph("sliced"), fg.Dim("n", least, 64)
+    graph.output(SLICES[name](graph.tensor("x", (n, 4))) * 2.0, name="y")
+    executable = graph.compile("cpu")
+    for size in (0, 3, 16, 20, 40, 64):
+        if size >= least:
+            x = np.random.default_rng(size).standard_normal((size, 4)).astype(np.float32)
+            np.testing.assert_array_equal(executable(x), SLICES[name](x) * np.float32(2), err_msg=str(size))
+
+
+def test_slices_by_sizes_of_either_sign_are_refused() -> None:
+    n = fg.Dim("n", 1, 64)
+    x = fg.Graph("sliced").tensor("x", (n, 4))
+    with pytest.raises(AttributeValueError, match="negative at some sizes"):
+        x[: x.shape[0] - 9]
+    assert x[: x.shape[0] - 0].shape == x.shape
+
+
+def two_parts(graph: fg.Graph) -> None:
+    n, m = fg.Dim("n", 0, 9), fg.Dim("m", 0, 7)
+    graph.output(graph.concatenate([graph.tensor("a", (n, 8)), graph.tensor("b", (m, 8))], axis=0) * 2.0, name="y")
+
+
+def product_over_none(graph: fg.Graph) -> None:
+    k = fg.Dim("k", 0, 9)
+    graph.output(graph.tensor("a", (3, k)) @ graph.tensor("b", (k, 5)), name="y")
+
+
+def total_of_joined(graph: fg.Graph) -> None:
+    x = graph.tensor("x", (fg.Dim("n", 0, 9), fg.Dim("m", 0, 7)))
+    graph.output(graph.reduction(graph.reshape(x, (1, x.shape[0] * x.shape[1])), "add", axes=(1,)), name="y")
+
+
+def windows_of_few(graph: fg.Graph) -> None:
+    x = graph.tensor("x", (2, 3, fg.Dim("h", 2, 9), fg.Dim("w", 2, 9)))
+    graph.output(graph.max_pool(x, 2, 2, 0) + graph.avg_pool(x, 2, 2, 0), name="y")
+
+
+@pytest.mark.parametrize("write", [two_parts, product_over_none, total_of_joined, windows_of_few])
+def test_sizes_from_none(write: Callable[[fg.Graph], None]) -> None:
+    graph = fg.Graph("none")
+    write(graph)
+    executable = graph.compile("cpu")
+    bounds = bounds_in(graph)
+    for which in ("min", "max"):
+        known, _ = graph_at(graph, {name: getattr(b, which) for name, b in bounds.items()})
+        given_ = arrays(known)
+        expected = known.compile("reference")(*given_)
+        np.testing.assert_allclose(executable(*given_), expected, rtol=1e-5, atol=1e-5, err_msg=which)
 
 
 def long_attention(graph: fg.Graph) -> None:

@@ -156,7 +156,7 @@ def test_what_begins_anywhere_is_copied_too():
 
 
 def test_intermediates_are_laid_out_where_they_are_made():
-    made = plan(block(100, size=(256, 256)), choose=HOPPER)
+    made = plan(block(101, size=(256, 256)), choose=HOPPER)
     hidden = made.kernels[2].group.writes[0]
     assert copies(made) == ["x aligned", "v aligned", "w aligned"]
     assert hidden.strides == (256 * 256 * 128, 1, 256 * 128, 128)

@@ -32,7 +32,6 @@ def test_which_are_padded() -> None:
         gradient((32, 58, 56, 56), 80, 7, 2, "bfloat16", padding=3),  # groups
     ):
         assert "pad" not in ops(graph)
-    assert "pad" in ops(odd, "sm_80")  # copies of 16 bytes instead of single elements
 
 
 def test_equal_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_which_gradients_of_filters_are_turned() -> None:
     assert families(filter_gradient((1, 320, 32, 32), 696, taps=7, layout="channels_last")) == ["contraction"]
     assert families(filter_gradient((1, 320, 32, 32), 696, taps=1)) == ["contraction"]
     in_parts = plan(filter_gradient((64, 256, 56, 56), 256), HOPPER).kernels
-    assert [k.group.family for k in in_parts] == ["contraction", "rows"]  # what adds them up turns them
+    assert [k.group.family for k in in_parts] == ["contraction", "pointwise"]  # what adds them up turns them
 
 
 def test_equal_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from codegen.iteration import coordinates, linear, used
 from codegen.kernel import Kernel, locate
 from codegen.phases import condition, idle
 from codegen.prologue import Prologue
+from codegen.sizes import most
 from codegen.spec import ContractionSpec, KernelSource
 
 #: Most sums of a thread beside which it has room for operands of several results.
@@ -65,7 +66,7 @@ class _Renderer:
         if self.batch > 1 and len(spec.batch) > 1:
             coordinates(w, self.t, "b", "batch", spec.batch)
         w.line("const int t = threadIdx.x;")
-        if self.k:
+        if most(self.k):
             w.line()
             in_chunks = [side.in_chunks for side in self.sides]
             tiles = buffers(s.tile, spec.accumulate, spec.products, in_chunks, s.stages)
@@ -79,14 +80,14 @@ class _Renderer:
             for side in self.sides:
                 side.prepare()
         self._sums()
-        if self.k:
+        if most(self.k):
             nothing = condition(idle(spec), batches(spec.batch))
             if nothing:
                 w.line()
             with w.guarded(f"!({nothing})" if nothing else ""):
                 self._mainloop()
         self._results()
-        barriers = self.k > 0 or bool(self.partials)
+        barriers = most(self.k) > 0 or bool(self.partials)
         return w.source(program, details, blocks=blocks, threads=s.threads, barriers=barriers, blocks_per_sm=s.blocks)
 
     # ---- multiply
@@ -228,7 +229,7 @@ class _Renderer:
         run = None
         if fast % CHUNK == 0 and any(self.epilogue.wide(op, CHUNK, along) for op in operands):
             run = Run(CHUNK, along, "e")
-        elif self.k and fast > CHUNK and passes(spec, self.rows_fast):
+        elif most(self.k) and fast > CHUNK and passes(spec, self.rows_fast):
             self._passed()
             return
         self.partials.begin_all()

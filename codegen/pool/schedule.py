@@ -238,7 +238,7 @@ def _cost(space: Space, s: PoolSchedule, first: int, target: Target) -> tuple[fl
     rows = 1.0
     if s.rows > 1 and not space.inner:
         # The rows of a result that are shorter than an access are written in parts, unless threads have one each.
-        rows += SECTOR_BYTES / (space.outer[-1] * min(x.operand.dtype.itemsize for x in space.program.stores))
+        rows += SECTOR_BYTES / (max(space.outer[-1], 1) * min(x.operand.dtype.itemsize for x in space.program.stores))
     if s.rows > 1 and any(r.at is not None for r in space.program.reductions):
         rows *= 1.25  # every window asks of every element whether it is the largest
     return (accesses / each * wasted * few * waits * rows, each)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.sizes import Size
+from codegen.sizes import Size, larger, most, smaller
 from fusegraph.dtypes import DType, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import broadcast, check_shape
@@ -172,11 +172,16 @@ def part(size: int, start: int | None, stop: int | None, step: int | None) -> tu
     low, high = (0, size) if step > 0 else (-1, size - 1)
 
     def place(given: int) -> int:
-        return min(max(given + size if given < 0 else given, low), high)
+        if given < 0 <= most(given):
+            raise AttributeValueError(f"{given} is negative at some sizes, not at all: it counts from either end")
+        found = given + size if given < 0 else given
+        # Where it lies outside, others may have it inside.
+        return found if low <= found <= high else smaller(larger(found, low), high)
 
     first = (low if step > 0 else high) if start is None else place(start)
     last = (high if step > 0 else low) if stop is None else place(stop)
-    return first, max(-((first - last) // step), 0), step
+    count = -((first - last) // step)
+    return first, count if count >= 0 else larger(count, 0), step
 
 
 def spread_out(at: Reverse, loss: Any, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Any:

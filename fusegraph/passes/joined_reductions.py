@@ -8,6 +8,7 @@ turns them.
 
 from __future__ import annotations
 
+from codegen.sizes import least
 from fusegraph.graph import Graph, Node, Tensor
 from fusegraph.layout import packed_strides, stride_order
 from fusegraph.lowering.base import DEFAULTS, Options
@@ -56,7 +57,7 @@ class _Join:
     def of(node: Node) -> _Join | None:
         """Returns a reshape as a join of dimensions; None if it is none."""
         fine, coarse = node.inputs[0].shape, node.output.shape
-        if 0 in fine:
+        if any(least(size) < 1 for size in fine):
             return None
         parts = [range(0)] * len(coarse)
         for own, others in regrouped(coarse, fine):

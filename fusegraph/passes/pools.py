@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from codegen.sizes import least
 from fusegraph.graph import Graph, Node
 from fusegraph.lowering.base import DEFAULTS, Options
 from fusegraph.ops import TABLE
@@ -34,6 +35,8 @@ def _lie_side_by_side(node: Node, few: int) -> bool:
     Where there are a ``few`` windows, smaller ones are large.
     """
     values, x = node.attributes, node.inputs[0]
+    if any(least(node.output.shape[axis]) < 1 for axis in values["axes"]):
+        return False
     each = [x.shape[axis] // node.output.shape[axis] for axis in values["axes"]]
     shared = all(x.shape[axis] == n * node.output.shape[axis] for axis, n in zip(values["axes"], each))
     if not shared or prod(each) < (LEAST_OF_FEW if node.output.size < few else LEAST_ELEMENTS):

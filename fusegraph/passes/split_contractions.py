@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from math import log2, prod
 from typing import Any
 
-from codegen.sizes import aligned, varies
+from codegen.sizes import Size, aligned, varies
 from codegen.target import Target
 from fusegraph.dtypes import DType, float32, int32, int64
 from fusegraph.graph import Graph, Node, Tensor
@@ -228,7 +229,7 @@ def add_in_parts(rewrite: Rewrite, node: Node, op: Op, how: Mapping[str, Any]) -
     output = rewrite.result(node.output)
     graph, parts = rewrite.graph, how["parts"]
     partial = part_sums(graph, node, op, rewrite.inputs(node), output, how)
-    if parts <= MOST_TURNED and _turned(partial, output):
+    if not isinstance(parts, Size) and parts <= MOST_TURNED and _turned(partial, output):
         _add_turned(graph, partial, output)
         return
     total = TABLE["reduction"]
@@ -244,12 +245,12 @@ def _turned(partial: Tensor, output: Tensor) -> bool:
 
 def _add_turned(graph: Graph, partial: Tensor, output: Tensor) -> None:
     """Adds up parts one by one: a pointwise kernel turns what it writes in shared memory, a reduction does not."""
-    rest, made = (0,) * output.rank, None
+    rest, every = (0,) * output.rank, []
     for part in range(partial.shape[0]):
         bounds = {"starts": (part, *rest), "stops": (part + 1, *output.shape), "steps": (1,) * partial.rank}
         each = graph.apply(TABLE["slice"], (partial,), bounds)
-        each = graph.apply(TABLE["reshape"], (each,), {"shape": output.shape})
-        made = each if made is None else graph.apply(TABLE["add"], (made, each), {})
+        every.append(graph.apply(TABLE["reshape"], (each,), {"shape": output.shape}))
+    made = reduce(lambda x, y: graph.apply(TABLE["add"], (x, y), {}), every)
     graph.add_node(Node(TABLE["identity"], (made,), {"dtype": output.dtype}, output))
 
 
