@@ -15,6 +15,7 @@ KIB = 1024
 
 WARP = 32
 SECTOR_BYTES = 32  # that memory and the L2 cache move at least
+LINE_BYTES = 128  # of a line of the caches
 MAX_THREADS_PER_BLOCK = 1024
 MAX_REGISTERS_PER_THREAD = 255
 REGISTERS_PER_SM = 64 << 10

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from codegen.arch import SECTOR_BYTES
+from codegen.arch import LINE_BYTES, SECTOR_BYTES
 from codegen.bf16x6 import BF16X6, PART, PARTS
 from codegen.buffers import Buffer, Edge
 from codegen.declined import Declined
@@ -23,11 +23,11 @@ from codegen.target import Target
 
 PIECE = 16  # bytes
 PERIOD = 8  # rows after which the swizzle of a tile repeats
-#: Bytes of a line of the L1 cache; instructions that an access takes as long as of a lane that reads a line of its own,
+#: Instructions that an access takes as long as of a lane that reads a line of its own,
 #: and one of at most 4 bytes: a warp's takes 27 cycles as a copy of images with channels first in float32,
 #: 23 as loads of rows of 1001 elements of 16 bits, but 10 as loads of positions of images with channels first; copies
 #: along the reduction take 8, all measured.
-LINE_BYTES, SCATTERED, WORD, WORD_ALONG, LOADED = 128, 64.0, 100.0, 25.0, 40.0
+SCATTERED, WORD, WORD_ALONG, LOADED = 64.0, 100.0, 25.0, 40.0
 ACROSS_BYTES = 128  # most bytes of a row of a tile that lies across the reduction
 
 

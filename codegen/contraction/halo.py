@@ -15,7 +15,8 @@ from dataclasses import replace
 from math import gcd, prod
 
 from codegen.buffers import Edge, every
-from codegen.contraction.halo_schedule import CHUNK, FRAGMENT_COLS, FRAGMENT_ROWS, STEP, HaloSchedule, HaloTile, Phase
+from codegen.contraction.halo_schedule import STEP, HaloSchedule, HaloTile
+from codegen.contraction.halo_windows import CHUNK, FRAGMENT_COLS, FRAGMENT_ROWS, Phase
 from codegen.declined import Declined
 from codegen.fragments import ResultFragments, Staging, space, staging
 from codegen.iteration import collapse, coordinate, coordinates, linear, restrided, signed_index_type, unsigned

@@ -18,7 +18,8 @@ from textwrap import wrap
 from codegen.bf16x6 import LARGE, SMALL
 from codegen.buffers import VECTORS, every
 from codegen.contraction.halo import Renderer
-from codegen.contraction.halo_schedule import CHUNK, DIMS, FRAGMENT_COLS, STEP, Phase
+from codegen.contraction.halo_schedule import STEP
+from codegen.contraction.halo_windows import CHUNK, DIMS, FRAGMENT_COLS, Phase
 from codegen.contraction.stem_schedule import TOGETHER, WORD, WORDS, StemSchedule, StemTile
 from codegen.iteration import coordinate, linear, unsigned
 from codegen.spec import ContractionSpec, KernelSource

@@ -15,10 +15,7 @@ from codegen.bf16x6 import BF16X6, PARTS, PRODUCTS, TERMS
 from codegen.buffers import VECTORS, Buffer
 from codegen.contraction.halo_schedule import (
     BANKS,
-    FRAGMENT_COLS,
-    FRAGMENT_ROWS,
     ISSUE,
-    LEAST,
     MORE,
     MOST,
     MOST_OWN,
@@ -26,13 +23,11 @@ from codegen.contraction.halo_schedule import (
     STEP,
     HaloSchedule,
     HaloTile,
-    Phase,
-    Windows,
-    convolution,
     first_positions,
     likely_tiles,
     ranked,
 )
+from codegen.contraction.halo_windows import FRAGMENT_COLS, FRAGMENT_ROWS, LEAST, Phase, Windows, convolution
 from codegen.declined import Declined
 from codegen.filled_tiles import as_it_lies
 from codegen.operands import round_up

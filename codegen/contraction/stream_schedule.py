@@ -9,7 +9,7 @@ from itertools import product
 from math import inf, pow, prod
 from typing import NamedTuple
 
-from codegen.arch import SECTOR_BYTES
+from codegen.arch import LINE_BYTES, SECTOR_BYTES
 from codegen.buffers import VECTORS, Buffer, Buffers, Edge
 from codegen.contraction.merge import merged
 from codegen.declined import Declined
@@ -44,8 +44,8 @@ TOGETHER = 4
 #: Instructions of an element that is converted, of each step of its program, and of a result; the share of instructions
 #: that a multiprocessor issues; that of the rate of the L2 cache.
 CONVERT, STEP, RESULT, ISSUED, L2_SHARE = 0.54, 0.88, 2.4, 0.38, 0.69
-#: Bytes of a line of a multiprocessor's cache, and cycles that one takes.
-LINE_BYTES, LINE = 128, 0.97
+#: Cycles that a line of a multiprocessor's cache takes.
+LINE = 0.97
 #: Cycles of a kernel whose large operand lies along the sum, beside those that memory takes: 400 schedules, which did
 #: not yet ask for it before the few rows had come, took twice as many.
 START_ROWS = 4500.0

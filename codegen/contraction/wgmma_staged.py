@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from codegen.arch import LINE_BYTES
 from codegen.buffers import guard
 from codegen.contraction.totals import Totals
 from codegen.contraction.wgmma_block import Block, tidy
@@ -26,8 +27,8 @@ from codegen.tensor_map import box_bytes
 SHORT = 8
 #: Loads of operands that a thread has in flight, and its stores of results.
 FETCHED, CARRIED = 8, 4
-#: Bytes of a line of the L2 cache, and of an asynchronous copy at least.
-LINE_BYTES, LEAST_COPY = 128, 4
+#: Bytes of an asynchronous copy at least.
+LEAST_COPY = 4
 
 
 class StagedResults(ChunkedResults):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from math import gcd
 
-from codegen.arch import SECTOR_BYTES
+from codegen.arch import LINE_BYTES, SECTOR_BYTES
 from codegen.bf16x6 import PARTS, PRODUCTS, TERMS
 from codegen.contraction.wgmma_layout import GROUP_ROWS, PIECES, Layout
 from codegen.expr import Program
@@ -20,8 +20,8 @@ from codegen.tile_path import TilePath
 SPARSE_L2_SHARE = 0.7
 #: Cycles of a warp's copy of 32 pieces; the factor if it rounds them; cycles of TMA for a row of a panel.
 GATHER, ROUNDED, PANEL_ROW = 16.0, 1.5, 2.0
-#: Bytes of a line of the L2 cache; how much longer a row of a panel takes that lies in two of them.
-LINE_BYTES, SECOND_LINE = 128, 0.8
+#: How much longer a row of a panel takes that lies in two lines of the L2 cache.
+SECOND_LINE = 0.8
 #: Cycles of TMA for a row of windows, and for one of the filters beside them; for both if some channels of the panel do
 #: not exist; how much longer short rows of windows take.
 WINDOW_ROW, FILTER_ROW, PARTIAL_ROW, SHORT_ROW = 3.1, 1.0, 6.0, 1.4

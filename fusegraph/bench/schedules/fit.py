@@ -38,6 +38,7 @@ CONSTANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "SHARE", "LATENCY", "MEMORY_SHARE", "ROUND_TRIP", "OVERLAP", "EPILOGUE", "EPILOGUE_CHUNK",
             "EPILOGUE_OPERAND", "WRITTEN_CHUNK", "WRITTEN_OPERAND", "CARRIED", "CARRIED_CHUNK", "CARRIED_OPERAND",
             "FETCHED_CHUNK", "FETCHED_OPERAND", "EXCHANGE", "EXCHANGE_BLOCK", "EXCHANGE_RATE",
+            "BROUGHT",
         ),
         "codegen.contraction.wgmma_stages": ("GATHER", "PANEL_ROW", "PARTIAL_ROW", "SECOND_LINE"),
     },
