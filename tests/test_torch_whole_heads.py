@@ -19,7 +19,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(whole_heads, "LEAST_BYTES", 0)
+    monkeypatch.setattr(whole_heads, "LEAST_LOGITS_BYTES", 0)
     torch._dynamo.reset()
     fusegraph.torch.report(clear=True)
     yield

@@ -27,6 +27,8 @@ SHARE, LEAST_SHARE, LEAST_BYTES = 10, 32, 16 << 20
 #: Columns are multiples of the first of these that they reach: with 11 rows of tiles, gradients by classes have whole
 #: waves of tiles on 132 multiprocessors.
 STEPS = (11 * 128, 128)
+#: Programs that write the loss out take this op if their logits have as many bytes, as float32; fewer are no burden.
+LEAST_LOGITS_BYTES = 32 << 20
 #: Rows of these begin at multiples of so many elements, as tensor cores want them.
 ROW = 64
 

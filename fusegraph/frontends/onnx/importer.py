@@ -6,6 +6,7 @@ Everything unsupported is collected, so that one error names all of it; nodes th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -95,11 +96,14 @@ class Importer:
         self._shapes = shapes
         self._nodes = 0
         self._names: set[str] = set()
+        self._uses: Counter[str] = Counter()
 
     # ---- bodies
 
     def body(self, graph: GraphProto, scope: Scope) -> None:
         """Imports the initializers and nodes of a graph; its inputs are in the scope already."""
+        if not scope.depth:
+            self._uses = uses(graph)
         for tensor in graph.initializer:
             check_text(tensor.name)
             if tensor.name not in scope.values:  # an input that has a default, and was given
@@ -153,6 +157,14 @@ class Importer:
             raise ModelError(f"{short(name)} is defined twice")
         scope.values[name] = tensor
 
+    def _once(self, scope: Scope, tensor: Tensor) -> bool:
+        """Tells whether at most one node of the model, or output, takes a tensor; False within functions and branches.
+
+        All of its names but one are those of nodes that return what they take.
+        """
+        names = [name for name, value in scope.values.items() if value is tensor]
+        return not scope.depth and sum(self._uses[name] for name in names) <= len(names)
+
     # ---- nodes
 
     def _results(self, node: NodeProto, inputs: list[Tensor | None], wanted: int, scope: Scope) -> list[Tensor]:
@@ -195,7 +207,9 @@ class Importer:
             raise Declined(f"operator {operator_name(node)} as before operator set {functions.OLDEST}")
         attributes = self._attributes(node, schema)
         functions.check_counts(node, schema, wanted)
-        call = Call(self.graph, node, version, attributes, wanted, self.values, self._shapes)
+        call = Call(
+            self.graph, node, version, attributes, wanted, self.values, self._shapes, partial(self._once, scope)
+        )
         if domain == "" and node.op_type in CONTROL:
             return self._checked(self._control(call, inputs, scope))
         handler = TABLE.get((domain, node.op_type))
@@ -323,6 +337,16 @@ def _origin(node: NodeProto) -> Origin:
     """Returns where a node with a name comes from: torch's exporters put modules' paths, and lines of source, there."""
     notes = {entry.key: entry.value for entry in node.metadata_props}
     return Origin(node.name.rpartition("/")[0], node.name, node.op_type, notes.get("pkg.torch.onnx.stack_trace", ""))
+
+
+def uses(graph: GraphProto) -> Counter[str]:
+    """Returns how often nodes and outputs of a graph, and of the graphs in its nodes, take each name."""
+    found = Counter(name for node in graph.node for name in node.input)
+    found.update(value.name for value in graph.output)
+    for attribute in (a for node in graph.node for a in node.attribute):
+        for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+            found.update(uses(body))
+    return found
 
 
 def valid_name(name: str) -> str:

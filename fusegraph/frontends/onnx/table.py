@@ -67,6 +67,7 @@ class Call:
     wanted      how many outputs are wanted, up to the last that has a name.
     values      the values known of tensors.
     shapes      given shapes of results whose sizes depend on values, by name.
+    once        tells whether at most one node of the model takes a tensor, as far as is known.
     """
 
     graph: Graph
@@ -76,6 +77,7 @@ class Call:
     wanted: int
     values: Values
     shapes: Mapping[str, Any]
+    once: Callable[[Tensor], bool]
 
     def __getitem__(self, attribute: str) -> Any:
         """Returns an attribute's value; None if it is absent and has no default."""

@@ -8,6 +8,7 @@ from fusegraph.frontends.onnx.operators import (  # noqa: F401 - they fill the t
     fourier,
     indices,
     learning,
+    losses,
     movement,
     norms,
     products,
