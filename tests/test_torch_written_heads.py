@@ -66,6 +66,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "bias of rows": (lambda x, w, b: (x @ w.T + x[..., :1]).flatten(0, 1) + 0 * b, MEAN),
     "two biases": (lambda x, w, b: (F.linear(x, w, b) + b).flatten(0, 1), MEAN),
     "products of batches": (repeated, MEAN),
+    "vectors": (lambda x, w, b: x.flatten(0, 1)[:, None].expand(-1, CLASSES, -1) @ w[0] + b, MEAN),
     "integers": (lambda x, w, b: (F.linear(x, w, b).to(torch.int64).flatten(0, 1)).float() + b, MEAN),
 }
 

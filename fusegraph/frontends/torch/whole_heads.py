@@ -226,7 +226,7 @@ def _found(loss: Any) -> _Found | None:
     try:
         given_operands = fx.map_arg((node.args, dict(node.kwargs)), traced_value)
         x, w, own = _LAYERS[_name(node)](*given_operands[0], **given_operands[1])
-    except TypeError:  # an argument that scales, or takes another dtype
+    except (AttributeError, RuntimeError, TypeError):  # a vector, or an argument that scales or is not traced
         return None
     biases = [b for b in (own, traced_value(bias)) if b is not None]
     if w.dim() != 2 or len(biases) > 1 or any(b.shape != w.shape[:1] for b in biases):

@@ -60,7 +60,8 @@ def _loss(call: Call, scores: Tensor, target: Tensor, weights: Tensor | None, *,
             how = node.attributes
             stops = [stop if n == v else n for stop, n, v in zip(how["stops"], x.shape, node.inputs[0].shape)]
             x = graph.slice(x, how["starts"], stops, how["steps"])
-    x = graph.transpose(x, [0, *range(2, x.rank), 1])
+    if x.rank > 2:
+        x = graph.transpose(x, [0, *range(2, x.rank), 1])
     loss, _ = graph.linear_cross_entropy(
         x,
         graph.transpose(w),
@@ -72,7 +73,7 @@ def _loss(call: Call, scores: Tensor, target: Tensor, weights: Tensor | None, *,
     )
     for node in found.nodes:
         graph.remove_node(node)
-    return graph.cast(loss, scores.dtype)
+    return loss if loss.dtype == scores.dtype else graph.cast(loss, scores.dtype)
 
 
 def _found(call: Call, scores: Tensor, normalised: bool) -> _Found | None:
