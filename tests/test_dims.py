@@ -336,9 +336,9 @@ def test_shapes_that_do_not_follow_are_refused() -> None:
     graph = fg.Graph("leak")
     n = fg.Dim("n", max=64)
     x = graph.tensor("x", (n, 4))
-    graph.output(graph.slice(x, starts=(0, 0), stops=(int(n), 4)), name="y")
+    graph.output(x[n - 3 :], name="y")  # which counts from the end where there are fewer
     with pytest.raises(GraphError, match="does not follow"):
-        check_shapes(graph, {"n": 5})
+        check_shapes(graph, {"n": 2})
 
 
 def test_calls_with_wrong_sizes_say_which() -> None:
