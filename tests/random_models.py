@@ -341,9 +341,7 @@ def positions(d: Drawn, draw: Any, x: str) -> Any:
     ends = [d.helper("Squeeze", [d.size(x, axis)]) for axis in (rank - 2, rank - 1)]
     zero, one = d._scalar(0), d._scalar(1)
     rows, columns = (d.helper("Range", [zero, end, one]) for end in ends)
-    seen = d.helper(
-        "LessOrEqual", [columns, d.helper("Add", [d.helper("Unsqueeze", [rows, d.ints(1)]), d._scalar(2)])]
-    )
+    seen = d.helper("LessOrEqual", [columns, d.helper("Add", [d.helper("Unsqueeze", [rows, d.ints(1)]), d._scalar(2)])])
     return d.add("Where", [seen, x, d.constant(np.array(-3.0))], shape)
 
 

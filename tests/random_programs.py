@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,12 +63,15 @@ class Program:
         return scope["program"]
 
     def inputs(self, number: int) -> list[Any]:
-        made = torch.Generator().manual_seed(number)
-        sizes = self.choices[number]
-        return [
-            torch.randn([n if isinstance(n, int) else sizes[n] for n in shape], generator=made)
-            for shape in self.shapes.values()
-        ]
+        """Returns tensors of the sizes of a choice, whose dimensions are marked as those that vary."""
+        made, found = torch.Generator().manual_seed(number), []
+        for shape in self.shapes.values():
+            sizes = [n if isinstance(n, int) else self.choices[number][n] for n in shape]
+            found.append(torch.randn(sizes, generator=made))
+            for axis, n in enumerate(shape):
+                mark = torch._dynamo.mark_static if isinstance(n, int) else torch._dynamo.maybe_mark_dynamic
+                mark(found[-1], axis)
+        return found
 
     def __str__(self) -> str:
         return f"{self.source}shapes {self.shapes}\nchoices {self.choices}"
@@ -98,22 +102,16 @@ def programs(draw: Any, most: int = 6) -> Program:
             rank = every[0][x].ndim
             axes = [draw(st.integers(0, max(rank - 1, 0))) for _ in "ab"]
             line = draw(st.sampled_from(LINES)).format(a=axes[0], b=axes[1])
-            line = f"v{number} = " + "".join({"x": x, "y": y}.get(w, w) for w in _words(line))
+            line = f"v{number} = " + re.sub(r"\b[xy]\b", lambda m: {"x": x, "y": y}[m[0]], line)
         if _runs(line, every):
             found.lines.append(line)
             if line.startswith("v"):
                 found.results.append(f"v{number}")
     if not found.results:
-        found.lines.append("v0 = x0 * 2")
-        found.results.append("v0")
+        found.lines.append("v = x0 * 2")
+        found.results.append("v")
     found.results = found.results[-3:]
     return found
-
-
-def _words(line: str) -> list[str]:
-    import re
-
-    return re.split(r"\b", line)
 
 
 def _runs(line: str, scopes: list[dict[str, Any]]) -> bool:
