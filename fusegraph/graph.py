@@ -502,7 +502,7 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
 
 
 def _check_fits(label: str, value: Any, dtype: DType) -> None:
-    """Raises DTypeError for numbers that a dtype has no place for; what is no array of numbers is for others to tell."""
+    """Raises DTypeError for numbers that a dtype has no place for; other values are for others to refuse."""
     try:
         array = np.asarray(value)
     except Exception:  # NumPy asks an object for its array

@@ -78,8 +78,8 @@ def mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, Callable
 def ahead(graph: Graph) -> dict[str, Bounds]:
     """Returns bounds of the symbols of a graph's sizes, narrowed until no tensor has more than `LARGE` elements.
 
-    Sizes beyond are planned by size: positions of 64 bits make other kernels.  Those that are too small for a window are
-    left out.
+    Sizes beyond are planned by size: positions of 64 bits make other kernels.  Those that are too small for a
+    window are left out.
     """
     bounds = _fitting(graph, bounds_in(graph))
     sizes = {prod(t.shape) for t in graph.tensors.values()}

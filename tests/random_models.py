@@ -101,8 +101,9 @@ class Drawn:
 
 def _steps() -> list[Callable[[Drawn, Any, str], Any]]:
     return [
-        unary, with_number, with_other, rowwise, joined, doubled, sliced, turned, merged, merged_by_shape, split, reduced,
-        softmax, normed, product, weights, spread, picked, padded, running, positions, mean, pooled, tiled, padded_again,
+        unary, with_number, with_other, rowwise, joined, doubled, sliced, turned, merged, merged_by_shape, split,
+        reduced, softmax, normed, product, weights, spread, picked, padded, running, positions, mean, pooled, tiled,
+        padded_again,
     ]  # fmt: skip
 
 

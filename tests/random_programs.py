@@ -83,7 +83,7 @@ def programs(draw: Any, most: int = 6) -> Program:
     names = ("n", "m")[: draw(st.integers(1, 2))]
     first = {"n": 5, "m": 7}
     choices = [{name: first[name] for name in names}, dict.fromkeys(names, 2), dict.fromkeys(names, 16)]
-    choices += [{name: size for name, size in zip(names, (2, 16))}, {name: draw(st.integers(2, 16)) for name in names}]
+    choices += [dict(zip(names, (2, 16))), {name: draw(st.integers(2, 16)) for name in names}]
     choices += [{name: draw(st.integers(2, 16)) for name in names}]
     sizes = st.sampled_from([*names, *names, 1, 3, 8])
     shapes = {f"x{k}": tuple(draw(st.lists(sizes, min_size=1, max_size=3))) for k in range(draw(st.integers(1, 3)))}
@@ -95,14 +95,13 @@ def programs(draw: Any, most: int = 6) -> Program:
         for k in range(len(choices))
     ]
     for number in range(draw(st.integers(1, most))):
-        x, y = (draw(st.sampled_from([*shapes, *found.results])) for _ in "xy")
+        operands = {key: draw(st.sampled_from([*shapes, *found.results])) for key in "xy"}
         if draw(st.integers(0, 9)) == 0:
-            line = draw(st.sampled_from(WRITES)).replace("(x)", f"({x})")
+            line = _of(operands, draw(st.sampled_from(WRITES)))
         else:
-            rank = every[0][x].ndim
+            rank = every[0][operands["x"]].ndim
             axes = [draw(st.integers(0, max(rank - 1, 0))) for _ in "ab"]
-            line = draw(st.sampled_from(LINES)).format(a=axes[0], b=axes[1])
-            line = f"v{number} = " + re.sub(r"\b[xy]\b", lambda m: {"x": x, "y": y}[m[0]], line)
+            line = f"v{number} = " + _of(operands, draw(st.sampled_from(LINES)).format(a=axes[0], b=axes[1]))
         if _runs(line, every):
             found.lines.append(line)
             if line.startswith("v"):
@@ -112,6 +111,11 @@ def programs(draw: Any, most: int = 6) -> Program:
         found.results.append("v")
     found.results = found.results[-3:]
     return found
+
+
+def _of(operands: dict[str, str], line: str) -> str:
+    """Returns a line with operands in place of x and y."""
+    return re.sub(r"\b[xy]\b", lambda found: operands[found[0]], line)
 
 
 def _runs(line: str, scopes: list[dict[str, Any]]) -> bool:

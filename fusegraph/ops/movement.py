@@ -185,7 +185,7 @@ def ends(size: int, start: int | None, stop: int | None, step: int | None) -> tu
         if given < 0 <= most(given):
             raise AttributeValueError(f"{given} is negative at some sizes, not at all: it counts from either end")
         found = given + size if given < 0 else given
-        if least(given) < 0 <= given and low <= found <= high:  # `check_shapes` refuses the sizes that it does not fit
+        if isinstance(given, Size) and low <= found <= high:  # a position of the program's own: so it is at all sizes
             return found
         return smaller(larger(found, low), high)
 

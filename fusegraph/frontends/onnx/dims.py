@@ -1,8 +1,8 @@
 """Sizes that a model leaves open: Dims for them, and a check that a graph follows from these.
 
-An importer is Python, which may make plain numbers of sizes.  So a model is read at three choices of sizes: if the graphs
-differ in more than these, or shapes are others than the ops make, nothing is known of sizes between.  Such a model is
-read for each choice of sizes when it comes.
+An importer is Python, which may make plain numbers of sizes.  So a model is read at three choices of sizes: if the
+graphs differ in more than these, or shapes are others than the ops make, nothing is known of sizes between.  Such a
+model is read for each choice of sizes when it comes.
 """
 
 from __future__ import annotations
