@@ -100,6 +100,8 @@ def _fitting(graph: Graph, bounds: dict[str, Bounds]) -> dict[str, Bounds]:
             check_shapes(graph, sizes)
         except ShapeError:
             return False
+        except GraphError:  # a shape that does not follow, which no bounds mend
+            return True
         return True
 
     for others in ("max", "min"):

@@ -154,7 +154,7 @@ def _bounds(types: Types, values: Attributes) -> dict[str, Any]:
         count = _count(first, last, step)
         starts.append(first if count else 0)
         steps.append(step)
-        if not isinstance(count, Size):
+        if not isinstance(count, Size) and (count == 0 or not isinstance(last, Size)):
             last = starts[-1] + count * step
             stops.append(last if last >= 0 else None)
         else:  # what lies in front of the first element at some sizes is counted from the end
@@ -190,12 +190,19 @@ def ends(size: int, start: int | None, stop: int | None, step: int | None) -> tu
         return smaller(larger(found, low), high)
 
     first = (low if step > 0 else high) if start is None else place(start)
-    return first, (high if step > 0 else low) if stop is None else place(stop), step
+    last = (high if step > 0 else low) if stop is None else place(stop)
+    if not isinstance(start, Size) and not isinstance(stop, Size) and least((last - first) * step) < 0:
+        last = larger(last, first) if step > 0 else smaller(last, first)
+    if isinstance(first, Size) and start is not None and start < 0 < least(size) and least(first) < 0:
+        # There is nothing to take where it is -1.
+        moved = larger(first, 0)
+        first, last = moved, last + moved - first
+    return first, last, step
 
 
 def _count(first: int, last: int, step: int) -> int:
     count = -((first - last) // step if step > 0 else (last - first) // -step)
-    return larger(count, 0) if least(count) < 0 else count
+    return count if count >= 0 else larger(count, 0)
 
 
 def spread_out(at: Reverse, loss: Any, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Any:
