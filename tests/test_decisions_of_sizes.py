@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import fusegraph as fg
 from codegen.size_expressions import value
 from codegen.sizes import Bounds, Size, aligned, below, dimension, larger, limits, smaller
-from fusegraph.errors import GraphError, LayoutError, ShapeError
+from fusegraph.errors import LayoutError, ShapeError
 from fusegraph.lowering.base import Options
 from fusegraph.passes.parameters import fixed
 from fusegraph.ranges import plan_ranges
