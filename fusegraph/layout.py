@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from codegen.sizes import Size, at, corners, most
+from codegen.sizes import at, corners, most
 from fusegraph.errors import LayoutError, ShapeError, shown
 from fusegraph.values import Unfit, integer, several
 
@@ -72,7 +72,7 @@ def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> 
     step = 1
     for dim in reversed(order if order is not None else range(len(shape))):
         strides[dim] = step
-        step *= shape[dim] if isinstance(shape[dim], Size) else max(shape[dim], 1)
+        step *= max(shape[dim], 1)
     return tuple(strides)
 
 

@@ -180,18 +180,20 @@ def ends(size: int, start: int | None, stop: int | None, step: int | None) -> tu
     """
     step = 1 if step is None else step
     low, high = (0, size) if step > 0 else (-1, size - 1)
+    single = start is not None and stop is not None and start >= 0 and stop - start == step == 1  # an index
+    own = single or isinstance(start, Size) or isinstance(stop, Size)
 
     def place(given: int) -> int:
         if given < 0 <= most(given):
             raise AttributeValueError(f"{given} is negative at some sizes, not at all: it counts from either end")
         found = given + size if given < 0 else given
-        if isinstance(given, Size) and low <= found <= high:  # a position of the program's own: so it is at all sizes
+        if (single or isinstance(given, Size)) and low <= found <= high:  # the program says it is there
             return found
         return smaller(larger(found, low), high)
 
     first = (low if step > 0 else high) if start is None else place(start)
     last = (high if step > 0 else low) if stop is None else place(stop)
-    if not isinstance(start, Size) and not isinstance(stop, Size) and least((last - first) * step) < 0:
+    if not own and least((last - first) * step) < 0:
         last = larger(last, first) if step > 0 else smaller(last, first)
     if isinstance(first, Size) and start is not None and start < 0 < least(size) and least(first) < 0:
         # There is nothing to take where it is -1.
