@@ -119,6 +119,28 @@ def written(expression: Any) -> str:
 
 
 @cache
+def readable(expression: Any) -> str:
+    """Returns an expression as people write it: n // 2 + 1, min(16, n)."""
+    text = str(_printer().doprint(expression))
+    return text[1:-1] if _is(expression, _quotient) or _is(expression, _remainder) else text
+
+
+@cache
+def _printer() -> Any:
+    from sympy.printing.str import StrPrinter
+
+    class Printer(StrPrinter):  # type: ignore[misc]
+        def _print_Function(self, e: Any) -> str:
+            parts = [self._print(part) for part in e.args]
+            if _is(e, _smaller):
+                return f"min({', '.join(parts)})"
+            sides = (text if part.is_Atom else f"({text})" for part, text in zip(e.args, parts))
+            return f"({(' // ' if _is(e, _quotient) else ' % ').join(sides)})"
+
+    return Printer()
+
+
+@cache
 def expression(written: str, names: tuple[str, ...]) -> Any:
     """Returns the expression of a text, in symbols of these names."""
     import sympy

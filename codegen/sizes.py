@@ -29,6 +29,7 @@ from codegen.size_expressions import (
     combined,
     limits_of,
     parts_of,
+    readable,
     replaced,
     symbol,
     value,
@@ -194,6 +195,11 @@ _SPELLED: dict[str, Any] = {}
 def named(text: str) -> list[Size]:
     """Returns Sizes for which identifiers in a text stand, in the order in which they are first named."""
     return [_NAMED[name] for name in dict.fromkeys(MARK.findall(text)) if name in _NAMED]
+
+
+def in_words(text: str) -> str:
+    """Returns a text with the expressions themselves in place of identifiers that stand for them."""
+    return MARK.sub(lambda m: readable(_NAMED[m[0]].expression) if m[0] in _NAMED else m[0], text)
 
 
 def most(size: int) -> int:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from codegen.sizes import in_words
+
 
 class FusegraphError(Exception):
-    """Base of all errors raised by fusegraph."""
+    """Base of all errors raised by fusegraph.  Sizes that vary are written in the names of their Dims."""
+
+    def __str__(self) -> str:
+        return in_words(super().__str__())
 
 
 class GraphError(FusegraphError):
@@ -44,6 +49,8 @@ class DeviceError(FusegraphError):
 
 class CompileError(FusegraphError):
     """NVRTC or the host compiler rejected a kernel; the message carries its log and where the source was kept."""
+
+    __str__ = Exception.__str__  # identifiers are those of the source
 
 
 class ToolchainError(FusegraphError):

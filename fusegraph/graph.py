@@ -29,7 +29,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import checked
 from fusegraph.ops.base import REQUIRED, Kind, Op, check_stored_only
 from fusegraph.ops.contraction import COMPUTE_DTYPES
-from fusegraph.ops.convert import convert, from_reference, to_reference
+from fusegraph.ops.convert import convert, from_reference, to_reference, unfit
 from fusegraph.ops.size import SIZE
 from fusegraph.origins import Origin
 from fusegraph.state import assigned, origin, region
@@ -209,7 +209,8 @@ class Graph(Operations):
         tensor of positions (rank 0 or 1), of which those outside of the axis are left out.  value is a tensor of its
         dtype, or a number or array, broadcast to its shape.  The input itself stays the name of what was there when the
         graph was called: all that reads it comes first.  Raises GraphError (no input, a value that was overwritten or
-        returned), DTypeError (another dtype, packed elements), LayoutError (elements share memory), ShapeError.
+        returned), DTypeError (another dtype, packed elements, numbers that the dtype has no place for), LayoutError
+        (elements share memory), ShapeError.
         """
         label = "assign" if name is None else f"assign {check_name('tensor', name)!r}"
         self._own(target, f"{label}, target")
@@ -227,7 +228,11 @@ class Graph(Operations):
         found.of = before = newest.get(x, x)
         if before in self._returned:
             raise GraphError(f"{label}: {before.name!r} is returned in the memory of {x.name!r}; return the last value")
-        values = value if isinstance(value, Tensor) else self.constant(value, dtype=x.dtype)
+        values = value
+        if not isinstance(value, Tensor):
+            if not isinstance(value, Size):
+                _check_fits(f"{label}, value for {x.name!r}", value, x.dtype)
+            values = self.constant(value, dtype=x.dtype)
         self._own(values, f"{label}, value")
         if values.dtype != x.dtype:
             raise DTypeError(f"{label}: {x.name!r} is {x.dtype}, the value {values.dtype}; cast it")
@@ -494,6 +499,21 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
     if leader is None or overlaps(leader.shape, leader.strides):
         return packed_strides(shape)
     return packed_strides(shape, stride_order(leader.shape, leader.strides))
+
+
+def _check_fits(label: str, value: Any, dtype: DType) -> None:
+    """Raises DTypeError for numbers that a dtype has no place for; other values are for others to refuse."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # NumPy asks an object for its array
+        return
+    if array.dtype not in BY_NUMPY or not (wrong := unfit(array, BY_NUMPY[array.dtype], dtype)).size:
+        return
+    if dtype.is_bool:
+        kind = "0 and 1"
+    else:
+        kind = f"{'integers' if dtype.is_int else 'numbers'} from {dtype.min} to {dtype.max}"
+    raise DTypeError(f"{label}: {shown(wrong[0].item())} does not fit in {dtype}, whose values are {kind}")
 
 
 for _name, _function in METHODS.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from codegen.sizes import at, corners
+from codegen.sizes import at, corners, most
 from fusegraph.errors import LayoutError, ShapeError, shown
 from fusegraph.values import Unfit, integer, several
 
@@ -44,7 +44,7 @@ def check_shape(shape: object) -> tuple[int, ...]:
         raise ShapeError(
             f"a shape has at most {MAX_RANK} dimensions, as NumPy's arrays have; this one has {len(result)}"
         )
-    if negative := [size for size in result if size < 0]:
+    if negative := [size for size in result if most(size) < 0]:
         raise ShapeError(f"sizes are not negative, got {negative[0]} in shape {result}")
     total = prod(max(size, 1) for size in result)
     if total > MAX_ELEMENTS:
@@ -138,7 +138,7 @@ def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    if 0 in shape:
+    if min(shape, default=1) <= 0:  # sizes that no call has
         return False
     reach = 0
     for stride, size in sorted((strides[d], shape[d]) for d in range(len(shape)) if shape[d] > 1):

@@ -78,9 +78,10 @@ def mapped(graph: Graph, changed: Callable[[Any], Any]) -> tuple[Graph, Callable
 def ahead(graph: Graph) -> dict[str, Bounds]:
     """Returns bounds of the symbols of a graph's sizes, narrowed until no tensor has more than `LARGE` elements.
 
-    Sizes beyond are planned by size: positions of 64 bits make other kernels.
+    Sizes beyond are planned by size: positions of 64 bits make other kernels.  Those that are too small for a
+    window are left out.
     """
-    bounds = bounds_in(graph)
+    bounds = _fitting(graph, bounds_in(graph))
     sizes = {prod(t.shape) for t in graph.tensors.values()}
     while max(map(int, at(tuple(sizes), {n: b.max for n, b in bounds.items()})), default=0) > LARGE:
         name = max(bounds, key=lambda n: bounds[n].max / max(bounds[n].min, 1))
@@ -88,6 +89,31 @@ def ahead(graph: Graph) -> dict[str, Bounds]:
         if high <= 2 * max(low, 1):
             break
         bounds[name] = Bounds(low, high // 2)
+    return bounds
+
+
+def _fitting(graph: Graph, bounds: dict[str, Bounds]) -> dict[str, Bounds]:
+    """Returns bounds without the least sizes of each symbol, as far as no others make the operands of nodes fit."""
+
+    def fits(sizes: Sizes) -> bool:
+        try:
+            check_shapes(graph, sizes)
+        except ShapeError:
+            return False
+        except GraphError:  # a shape that does not follow, which no bounds mend
+            return True
+        return True
+
+    for others in ("max", "min"):
+        for name in bounds:
+            rest = {n: getattr(b, others) for n, b in bounds.items()}
+            low, high = bounds[name]
+            if fits(rest | {name: low}) or not fits(rest | {name: high}):
+                continue
+            while low + 1 < high:  # the least one does not fit, the largest does
+                middle = (low + high) // 2
+                low, high = (low, middle) if fits(rest | {name: middle}) else (middle, high)
+            bounds[name] = Bounds(high, bounds[name].max)
     return bounds
 
 

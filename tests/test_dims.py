@@ -336,9 +336,29 @@ def test_shapes_that_do_not_follow_are_refused() -> None:
     graph = fg.Graph("leak")
     n = fg.Dim("n", max=64)
     x = graph.tensor("x", (n, 4))
-    graph.output(graph.slice(x, starts=(0, 0), stops=(int(n), 4)), name="y")
+    graph.output(x[n - 3 :], name="y")  # which counts from the end where there are fewer
     with pytest.raises(GraphError, match="does not follow"):
-        check_shapes(graph, {"n": 5})
+        check_shapes(graph, {"n": 2})
+
+
+@pytest.mark.parametrize("bounds", [(1, 64), (2, 9), (1, 2**20)])
+def test_slices_are_those_of_python_at_all_sizes(bounds: tuple[int, int]) -> None:
+    keys = [slice(a, b, c) for a in (None, 2, -2) for b in (None, 5, 16, -3) for c in (None, 2, -1, -3)]
+    graph = fg.Graph("slices")
+    x = graph.tensor("x", (fg.Dim("n", *bounds),))
+    for number, key in enumerate(keys):
+        graph.output(graph.relu(x[key]), name=f"y{number}")
+    run = graph.compile("reference")
+    for n in (2, 3, 9):
+        given = np.arange(n, dtype=np.float32)
+        for key, found in zip(keys, run(given), strict=True):
+            np.testing.assert_array_equal(found, given[key], err_msg=str(key))
+
+
+def test_errors_write_sizes_in_the_names_of_dims() -> None:
+    graph, n = fg.Graph("names"), fg.Dim("rows", max=64)
+    with pytest.raises(fg.errors.ShapeError, match=r"\[\(rows // 2\) \+ 1\].*\[min\(16, rows\)\]"):
+        graph.tensor("x", (n // 2 + 1,)) + graph.tensor("y", (n,))[:16]
 
 
 def test_calls_with_wrong_sizes_say_which() -> None:

@@ -116,17 +116,31 @@ def test_one_graph_serves_all_sizes(case: str) -> None:
 
 
 def test_what_does_not_follow_is_read_for_every_choice_of_sizes() -> None:
-    """The first elements, as many as five; and a sum of inputs whose sizes have no names, so that they may differ."""
-    first = model([("Slice", "x a b", "y")], [value("x", ["n", 4])], [value("y")], [ints("a", 0), ints("b", 5)])
-    loaded = built(first)
+    """Halves of what may be odd; and a sum of inputs whose sizes have no names, so that they may differ."""
+    halves = model([("Reshape", "x shape", "y")], [value("x", ["n"])], [value("y")], [ints("shape", 2, -1)])
+    loaded = built(halves)
     assert loaded.by_size is not None
-    run = loaded.compile("cpu")
-    for n in (9, 3):
-        x = np.arange(4 * n, dtype=np.float32).reshape(n, 4)
-        np.testing.assert_array_equal(run(x), x[:5])
+    run = loaded.compile("reference")
+    for n in (8, 4):
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(run(x), x.reshape(2, -1))
     unnamed = built(model([("Add", "a b", "y")], [value("a", [None, 4]), value("b", [None, 4])], [value("y")]))
     assert unnamed.by_size is not None
     np.testing.assert_array_equal(unnamed.compile("cpu")(np.ones((3, 4), "f"), np.ones((3, 4), "f")), 2)
+
+
+def test_positions_from_the_end_follow_sizes() -> None:
+    nodes = [("Gather", "x index", "y"), ("Slice", "x first last", "z")]
+    constants = [ints("index", 0, -1), ints("first", -3), ints("last", 5)]
+    proto = model(nodes, [value("x", ["n"])], [value("y"), value("z")], constants)
+    for bounds in ((1, 9), (3, 9), (1, 2**20)):
+        loaded = built(proto, shapes={"n": fg.Dim("n", *bounds)})
+        assert loaded.by_size is None
+        run = loaded.compile("reference")
+        for n in (bounds[0], 4, 9):
+            x = np.arange(n, dtype=np.float32)
+            for found, expected in zip(run(x), (x[[0, -1]], x[-3:5]), strict=True):
+                np.testing.assert_array_equal(found, expected)
 
 
 def test_sizes_have_bounds_and_expressions() -> None:

@@ -391,6 +391,8 @@ def test_refusals() -> None:
         (lambda: g.assign(x, g.tensor("v", (5,))), ShapeError, "broadcast"),
         (lambda: g.assign(wide, 0.0), LayoutError, "share an address"),
         (lambda: g.assign(packed, 1), DTypeError, "share bytes"),
+        (lambda: g.assign(g.tensor("small", (4,), "int8"), 300, name="new"), DTypeError, "'new'.*300 .* int8.*-128 to"),
+        (lambda: g.assign(g.tensor("whole", (2,), "int32"), np.array([1, np.nan])), DTypeError, "nan does not fit"),
         (lambda: g.assign(x.reshape(24), 0.0), GraphError, "its own shape"),
         (lambda: g.assign(x[1:, :][i], 0.0), GraphError, "along an axis that is sliced"),
         (lambda: g.assign(x[i][:1], 0.0), GraphError, "slice the index"),

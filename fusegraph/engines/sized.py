@@ -21,7 +21,7 @@ from fusegraph.plan import Plan, check_outputs
 from fusegraph.ranges import SizedPlan
 from fusegraph.runtime.arrays import CPU, Device, cuda_device, view
 from fusegraph.runtime.cache import DiskCache, default_cache
-from fusegraph.sized_graphs import OpenGraph, bounds_in, check_shapes, graph_at
+from fusegraph.sized_graphs import OpenGraph, ahead, bounds_in, check_shapes, graph_at
 
 #: Sizes of which Executables are kept.
 MOST_KEPT = 256
@@ -98,7 +98,7 @@ class SizedExecutable(Executable):
         """Returns sizes by symbol: the smallest, and two further ones of moderate tensors."""
         found = []
         for most in (1, 8, 64):
-            sizes = {name: min(max(most, low), high) for name, (low, high) in self._bounds.items()}
+            sizes = {name: min(max(most, low), high) for name, (low, high) in ahead(self.graph).items()}
             if sizes not in found:
                 found.append(sizes)
         return found

@@ -113,6 +113,26 @@ def convert(array: Array, source: DType, target: DType, *, saturate: bool | None
     return np.where(inside, np.where(inside, whole, 0.0).astype(kind), limit)
 
 
+def unfit(array: Array, source: DType, target: DType) -> Array:
+    """Returns the numbers of an array of one dtype that another has no place for, in one dimension.
+
+    A float has none for finite numbers beyond its range, an integer none for fractions, NaN and numbers beyond, a bool
+    none for numbers but 0 and 1.
+    """
+    numbers = np.ravel(to_reference(array, source))
+    if target.is_bool:
+        return np.asarray(numbers[(numbers != 0) & (numbers != 1)])
+    if source.is_bool:
+        return np.asarray(numbers[:0])
+    if target.is_float:
+        return np.asarray(numbers[np.isfinite(numbers) & ((numbers < target.min) | (numbers > target.max))])
+    low, high = int(target.min), int(target.max)
+    inside = (numbers >= low) & (numbers <= high)
+    if source.is_float:  # the largest int64 is no float64, but the next number is
+        inside = (numbers >= float(low)) & (numbers < float(high + 1)) & (numbers == np.trunc(numbers))
+    return np.asarray(numbers[~inside])
+
+
 def _wrapped(array: Array, target: DType) -> Array:
     """Wraps integers around to the target's bits."""
     found = array.astype(reference_type(target))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.sizes import most
 from fusegraph.errors import AttributeValueError, ShapeError
 from fusegraph.ops.base import Array, Attributes, Kind, Op, Role, TensorType, Types, register
 from fusegraph.ops.contraction import PRECISIONS, accumulator_result, operand_precision, widen, wrapped
@@ -71,7 +72,7 @@ def _reach(taps: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
 def _positions(size: int, reach: int, attributes: Attributes, axis: int) -> int:
     """Returns the number of positions of a window over a spatial dimension; 0 where it does not fit."""
     room = size + sum(attributes["padding"][axis]) - reach
-    return room // attributes["stride"][axis] + 1 if room >= 0 else 0
+    return room // attributes["stride"][axis] + 1 if most(room) >= 0 else 0
 
 
 def _columns(x: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.sizes import Size, larger, most, smaller
+from codegen.sizes import Size, larger, least, most, smaller
 from fusegraph.dtypes import DType, int32
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
 from fusegraph.layout import broadcast, check_shape
@@ -150,11 +150,15 @@ def _bounds(types: Types, values: Attributes) -> dict[str, Any]:
     for size, start, stop, step in zip(shape, *given):
         if step == 0:
             raise AttributeValueError(f"steps are not 0, got {values['steps']!r}")
-        first, count, step = part(size, start, stop, step)
+        first, last, step = ends(size, start, stop, step)
+        count = _count(first, last, step)
         starts.append(first if count else 0)
         steps.append(step)
-        end = starts[-1] + count * step
-        stops.append(end if end >= 0 else None)
+        if not isinstance(count, Size) and (count == 0 or not isinstance(last, Size)):
+            last = starts[-1] + count * step
+            stops.append(last if last >= 0 else None)
+        else:  # what lies in front of the first element at some sizes is counted from the end
+            stops.append(last if least(last) >= 0 else last - size)
     return {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
 
 
@@ -164,24 +168,43 @@ def _sliced(types: Types, values: Attributes) -> list[int]:
 
 
 def part(size: int, start: int | None, stop: int | None, step: int | None) -> tuple[int, int, int]:
-    """Returns the first position of a Python slice of so many elements, the number of positions, and the step.
+    """Returns the first position of a Python slice of so many elements, the number of positions, and the step."""
+    first, last, step = ends(size, start, stop, step)
+    return first, _count(first, last, step), step
+
+
+def ends(size: int, start: int | None, stop: int | None, step: int | None) -> tuple[int, int, int]:
+    """Returns the first position of a Python slice of so many elements, where it stops, and the step.
 
     It is `slice.indices` for sizes that vary, too.
     """
     step = 1 if step is None else step
     low, high = (0, size) if step > 0 else (-1, size - 1)
+    single = start is not None and stop is not None and start >= 0 and stop - start == step == 1  # an index
+    own = single or isinstance(start, Size) or isinstance(stop, Size)
 
     def place(given: int) -> int:
         if given < 0 <= most(given):
             raise AttributeValueError(f"{given} is negative at some sizes, not at all: it counts from either end")
         found = given + size if given < 0 else given
-        # Where it lies outside, others may have it inside.
-        return found if low <= found <= high else smaller(larger(found, low), high)
+        if (single or isinstance(given, Size)) and low <= found <= high:  # the program says it is there
+            return found
+        return smaller(larger(found, low), high)
 
     first = (low if step > 0 else high) if start is None else place(start)
     last = (high if step > 0 else low) if stop is None else place(stop)
-    count = -((first - last) // step)
-    return first, count if count >= 0 else larger(count, 0), step
+    if not own and least((last - first) * step) < 0:
+        last = larger(last, first) if step > 0 else smaller(last, first)
+    if isinstance(first, Size) and start is not None and start < 0 < least(size) and least(first) < 0:
+        # There is nothing to take where it is -1.
+        moved = larger(first, 0)
+        first, last = moved, last + moved - first
+    return first, last, step
+
+
+def _count(first: int, last: int, step: int) -> int:
+    count = -((first - last) // step if step > 0 else (last - first) // -step)
+    return count if count >= 0 else larger(count, 0)
 
 
 def spread_out(at: Reverse, loss: Any, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen.combiners import ADD, MAX
+from codegen.sizes import most
 from codegen.windows import Adaptive, Covering, Sliding, Window
 from fusegraph.dtypes import DType, as_dtype, int32, int64
 from fusegraph.errors import AttributeValueError, DTypeError, ShapeError
@@ -81,7 +82,7 @@ def _sliding(axis: int, size: int, values: Attributes) -> tuple[Sliding, int]:
     taps, stride, (before, after) = values["window"][axis], values["stride"][axis], values["padding"][axis]
     window = Sliding(size, taps, stride, values.get("dilation", (1,) * (axis + 1))[axis], before)
     room = size + before + after - window.reach
-    if room < 0:
+    if most(room) < 0:
         raise ShapeError(
             f"a window that reaches over {window.reach} elements does not fit {size} with a padding of {before} and "
             f"{after}"

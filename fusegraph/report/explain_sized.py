@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codegen import schedule_data, schedule_from_data, schedule_text
-from codegen.sizes import Size
+from codegen.sizes import Size, in_words
 from codegen.spec import KernelSource, Scalar, TensorMap
 from fusegraph.engines.sized import sources_of
 from fusegraph.errors import GraphError, listed
@@ -55,7 +55,9 @@ def describe_sized(planned: SizedPlan) -> dict[str, Any]:
             }
             for each in planned.plans
         ],
-        "by_size": [{"sizes": _bounds(range_, units), "reason": reason} for range_, reason in planned.by_size],
+        "by_size": [
+            {"sizes": _bounds(range_, units), "reason": in_words(reason)} for range_, reason in planned.by_size
+        ],
         "aligned": [
             {"units": {n: k * units[n] for n, k in counted.items()}, "plan": describe_sized(other)}
             for counted, other in planned.aligned
@@ -124,25 +126,33 @@ def sized_text(facts: Mapping[str, Any], width: int = 80) -> str:
     lines += _ranges(facts, width, "planned for each choice of sizes when it comes")
     for aligned in facts["aligned"]:
         units = ", ".join(f"{name} a multiple of {unit}" for name, unit in aligned["units"].items())
-        lines += ["", f"  where {units}:", *_ranges(aligned["plan"], width, "as for other sizes")]
+        named = {f"{name}_by_{unit // facts['symbols'][name]}": name for name, unit in aligned["units"].items()}
+        lines += ["", f"  where {units}:", *_ranges(aligned["plan"], width, "as for other sizes", named)]
     return "\n".join(lines) + "\n"
 
 
-def _ranges(facts: Mapping[str, Any], width: int, left: str) -> list[str]:
-    """Returns lines on the ranges of a plan; ``left`` says what serves those that it has no kernels for."""
+def _ranges(facts: Mapping[str, Any], width: int, left: str, named: Mapping[str, str] | None = None) -> list[str]:
+    """Returns lines on the ranges of a plan; ``left`` says what serves those that it has no kernels for.
+
+    ``named`` are the names of Dims by symbols that count them in units.
+    """
+
+    def text(bounds: Mapping[str, Any]) -> str:
+        return sizes_text({(named or {}).get(name, name): ends for name, ends in bounds.items()})
+
     lines: list[str] = []
     for each in facts["ranges"]:
-        lines += ["", f"  {sizes_text(each['sizes'])}: {count_text(len(each['groups']), 'kernel')}"]
+        lines += ["", f"  {text(each['sizes'])}: {count_text(len(each['groups']), 'kernel')}"]
         for group in each["groups"]:
             lines += wrapped(f"{group['family']}: {listed(group['nodes'], MOST_LISTED)}", width, "    ", " " * 8)
             for kernel in group["kernels"]:
                 schedule = schedule_text(schedule_from_data(kernel["schedule"]))
-                sizes = f" for {sizes_text(kernel['sizes'])}" if kernel["sizes"] != each["sizes"] else ""
+                sizes = f" for {text(kernel['sizes'])}" if kernel["sizes"] != each["sizes"] else ""
                 lines += wrapped(f"{kernel['name']}{sizes}: {schedule}", width, " " * 6, " " * 10)
     if facts["by_size"]:
         lines += ["", f"  {left}:"]
     for each in facts["by_size"]:
-        lines += wrapped(f"{sizes_text(each['sizes'])}: {each['reason']}", width, "    ", " " * 8)
+        lines += wrapped(f"{text(each['sizes'])}: {each['reason']}", width, "    ", " " * 8)
     return lines
 
 

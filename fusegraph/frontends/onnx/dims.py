@@ -1,8 +1,8 @@
 """Sizes that a model leaves open: Dims for them, and a check that a graph follows from these.
 
-An importer is Python, which may make plain numbers of sizes.  So a model is read at two choices of sizes: if the graphs
-differ in more than these, or shapes are others than the ops make, nothing is known of sizes between.  Such a model is
-read for each choice of sizes when it comes.
+An importer is Python, which may make plain numbers of sizes.  So a model is read at three choices of sizes: if the
+graphs differ in more than these, or shapes are others than the ops make, nothing is known of sizes between.  Such a
+model is read for each choice of sizes when it comes.
 """
 
 from __future__ import annotations
@@ -128,11 +128,11 @@ def vary(given: Given) -> bool:
 def difference(build: Callable[[Given], Graph], given: Given, graph: Graph) -> str:
     """Returns why a graph does not follow from its Dims; empty if it does.  Raises what building it may raise."""
     bounds = bounds_of(_sizes(given.values()))
-    other = build(at(dict(given), corner(bounds, "min"), vary=True))
-    for one, another in zip_longest(_facts(graph), _facts(other), fillvalue=("the number of nodes", "")):
-        if one != another:
-            return f"{one[0]} follows from sizes by more than their arithmetic"
-    for end in ("min", "max"):
+    for end in ("min", "max"):  # one of them may be what the graph was built at
+        other = build(at(dict(given), corner(bounds, end), vary=True))
+        for one, another in zip_longest(_facts(graph), _facts(other), fillvalue=("the number of nodes", "")):
+            if one != another:
+                return f"{one[0]} follows from sizes by more than their arithmetic"
         check_shapes(graph, corner(bounds, end))
     return ""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.sizes import Size
 from fusegraph.errors import ModelError
 from fusegraph.frontends.onnx.table import Call, operator
 from fusegraph.graph import Tensor
@@ -27,7 +28,8 @@ def positions(call: Call, index: Tensor, size: int) -> Tensor:
             raise ModelError(f"indices {known.min()} to {known.max()} are out of range for {size} elements")
         if known.min() >= 0:
             return index
-        return call.graph.constant(np.where(known < 0, known + size, known).astype(known.dtype))
+        if not isinstance(size, Size):
+            return call.graph.constant(np.where(known < 0, known + size, known).astype(known.dtype))
     return call.graph.binary_select(call.graph.add(index, size), index, call.graph.cmp_lt(index, 0))
 
 
