@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
-
-from codegen.sizes import in_words
 
 
 class FusegraphError(Exception):
     """Base of all errors raised by fusegraph.  Sizes that vary are written in the names of their Dims."""
 
     def __str__(self) -> str:
-        return in_words(super().__str__())
+        text, sizes = super().__str__(), sys.modules.get("codegen.sizes")  # without which there are none
+        return text if sizes is None else str(sizes.in_words(text))
 
 
 class GraphError(FusegraphError):

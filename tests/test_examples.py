@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent.parent / "examples"
 #: Examples that need a package which the others do not.
 NEEDS = {"from_cudnn": "cudnn"}
 #: Those that `test_training_examples` and `test_generate` run.
-TRAINING = {"generate", "train_gpt", "train_resnet"}
+TRAINING = {"checkpoints", "generate", "train_gpt", "train_resnet"}
 FILES = sorted(
     f
     for f in FOLDER.glob("*.py")

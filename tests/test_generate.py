@@ -363,7 +363,7 @@ def test_what_is_wrong_is_said(example: ModuleType, tmp_path: Path, capsys: Any)
         refused(example, tmp_path, "2", argument)
         assert "should be a" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="rows of 'up' have 66 elements"):
-        example.quantized("up", np.ones((2, 66), np.float32), example.fg.int4)
+        importlib.import_module("checkpoints").quantized("up", np.ones((2, 66), np.float32), example.fg.int4)
 
 
 LLAMAS: list[tuple[dict[str, Any], str]] = [
