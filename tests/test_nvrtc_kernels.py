@@ -131,7 +131,7 @@ def test_kernels_of_drawn_layers_compile_without_spills(machine: str) -> None:
     from fusegraph.bench.traced import graphs_of
 
     target = targets.named(machine)
-    drawn = [case(DRAWN, number, KINDS) for number in range(36)]
+    drawn = [case(DRAWN, number, KINDS) for number in range(18)]
     graphs = [g for c in drawn for g in graphs_of(c.function, operands(c, "meta"), c.dtype, "cuda:0")]
     kernels = [k.source for g in graphs for k in plan(g, Options(target=target)).kernels]
     compiled(kernels, target.arch.name)
