@@ -106,7 +106,7 @@ def test_partitions_of_random_graphs(recipe):
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(recipes)
 def test_partitions_of_many_random_graphs(recipe):
     partition = fuse(simplify(build(recipe)).graph)

@@ -249,7 +249,7 @@ def test_random_weights(every: list[Case]) -> None:
 
 
 @pytest.mark.slow
-@settings(HOW, max_examples=10)
+@settings(HOW, max_examples=5)
 @given(st.lists(cases(), min_size=12, max_size=12))
 def test_many_random_weights(every: list[Case]) -> None:
     check(every)
@@ -262,7 +262,7 @@ def test_random_weights_stay_as_they_are_stored(case: Case, most: int, machine: 
 
 
 @pytest.mark.slow
-@settings(HOW, max_examples=80)
+@settings(HOW, max_examples=40)
 @given(cases(), st.sampled_from(MOST_ROWS), st.sampled_from(MACHINES))
 def test_many_random_weights_stay_as_they_are_stored(case: Case, most: int, machine: str) -> None:
     check_plan(replace(case, rows=max(case.rows, most)), machine)
