@@ -29,7 +29,7 @@ from fusegraph.ops import TABLE
 from fusegraph.ops.attributes import checked
 from fusegraph.ops.base import REQUIRED, Kind, Op, check_stored_only
 from fusegraph.ops.contraction import COMPUTE_DTYPES
-from fusegraph.ops.convert import convert, from_reference, to_reference, unfit
+from fusegraph.ops.convert import check_fits, convert, from_reference, to_reference
 from fusegraph.ops.size import SIZE
 from fusegraph.origins import Origin
 from fusegraph.state import assigned, origin, region
@@ -231,7 +231,7 @@ class Graph(Operations):
         values = value
         if not isinstance(value, Tensor):
             if not isinstance(value, Size):
-                _check_fits(f"{label}, value for {x.name!r}", value, x.dtype)
+                check_fits(f"{label}, value for {x.name!r}", value, x.dtype)
             values = self.constant(value, dtype=x.dtype)
         self._own(values, f"{label}, value")
         if values.dtype != x.dtype:
@@ -499,21 +499,6 @@ def _result_strides(op: Op, shape: tuple[int, ...], tensors: Sequence[Tensor]) -
     if leader is None or overlaps(leader.shape, leader.strides):
         return packed_strides(shape)
     return packed_strides(shape, stride_order(leader.shape, leader.strides))
-
-
-def _check_fits(label: str, value: Any, dtype: DType) -> None:
-    """Raises DTypeError for numbers that a dtype has no place for; other values are for others to refuse."""
-    try:
-        array = np.asarray(value)
-    except Exception:  # NumPy asks an object for its array
-        return
-    if array.dtype not in BY_NUMPY or not (wrong := unfit(array, BY_NUMPY[array.dtype], dtype)).size:
-        return
-    if dtype.is_bool:
-        kind = "0 and 1"
-    else:
-        kind = f"{'integers' if dtype.is_int else 'numbers'} from {dtype.min} to {dtype.max}"
-    raise DTypeError(f"{label}: {shown(wrong[0].item())} does not fit in {dtype}, whose values are {kind}")
 
 
 for _name, _function in METHODS.items():

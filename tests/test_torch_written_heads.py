@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from test_torch_whole_heads import BATCH, CLASSES, DEPTH, LENGTH, check, operands  # noqa: E402
+from test_torch_whole_heads import BATCH, CLASSES, DEPTH, LENGTH, check, of_any_size, operands  # noqa: E402, F401
 
-import fusegraph.torch  # noqa: E402
 from fusegraph.frontends.torch import whole_heads  # noqa: E402
 
 F = torch.nn.functional
@@ -69,15 +68,6 @@ OTHERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "vectors": (lambda x, w, b: x.flatten(0, 1)[:, None].expand(-1, CLASSES, -1) @ w[0] + b, MEAN),
     "integers": (lambda x, w, b: (F.linear(x, w, b).to(torch.int64).flatten(0, 1)).float() + b, MEAN),
 }
-
-
-@pytest.fixture(autouse=True)
-def of_any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(whole_heads, "LEAST_LOGITS_BYTES", 0)
-    torch._dynamo.reset()
-    fusegraph.torch.report(clear=True)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("logits", "loss"), list(zip(LOGITS, LOSSES)))

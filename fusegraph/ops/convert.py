@@ -11,7 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fusegraph.dtypes import DType, float4_e2m1, float8_e8m0, float16, float32, float64
+from fusegraph.dtypes import BY_NUMPY, DType, float4_e2m1, float8_e8m0, float16, float32, float64
+from fusegraph.errors import DTypeError, shown
 from fusegraph.ops.base import Array
 
 
@@ -131,6 +132,21 @@ def unfit(array: Array, source: DType, target: DType) -> Array:
     if source.is_float:  # the largest int64 is no float64, but the next number is
         inside = (numbers >= float(low)) & (numbers < float(high + 1)) & (numbers == np.trunc(numbers))
     return np.asarray(numbers[~inside])
+
+
+def check_fits(label: str, value: Any, dtype: DType) -> None:
+    """Raises DTypeError for numbers that a dtype has no place for; other values are for others to refuse."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # NumPy asks an object for its array
+        return
+    if array.dtype not in BY_NUMPY or not (wrong := unfit(array, BY_NUMPY[array.dtype], dtype)).size:
+        return
+    if dtype.is_bool:
+        kind = "0 and 1"
+    else:
+        kind = f"{'integers' if dtype.is_int else 'numbers'} from {dtype.min} to {dtype.max}"
+    raise DTypeError(f"{label}: {shown(wrong[0].item())} does not fit in {dtype}, whose values are {kind}")
 
 
 def _wrapped(array: Array, target: DType) -> Array:
